@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import torch
 
 from planner.events import Alloc, Event, Free, Phase
-from planner.truth.measuring.recorders import HostRecorder
+from planner.truth.measuring.host_recorder import HostRecorder
 
 Steps = dict[str, list[int]]
 """By the name of a part: requested bytes of its allocations (+) and frees (-), in order."""

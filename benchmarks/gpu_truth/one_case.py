@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import lzma
+import pickle
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,8 @@ from gpu_truth.matrix import Case, cases
 from gpu_truth.probes import PROBES
 from planner.errors import MeasureError
 from planner.runtime.messages import AnswerWriter
-from planner.truth.measuring import measurement_lines, program, recorders
-from planner.truth.measuring.measure import measure
+from planner.truth.measuring import measurement_lines, program
+from planner.truth.measuring.measure import make_setting, measure
 from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
 from planner.truth.measuring.program import World
 from planner.truth.measuring.software import allocator_conf, device_facts, software
@@ -36,7 +39,8 @@ def measure_one(asked: Mapping[str, Any], _: AnswerWriter) -> None:
 def _measured(case: Case, asked: Mapping[str, Any], out: Path, device: torch.device) -> Iterator[Measurement]:
     history = out / f"{case.name}.pickle.xz" if case.snapshot and device.type == "cuda" else None
     if case.job is not None:
-        yield measure(case.job, device, case=case.name, snapshot=history, alone=asked["alone"]).measurement
+        setting = make_setting(case.job, asked["device"], is_alone=asked["alone"])
+        yield replace(measure(case.job, setting, snapshot=history), case=case.name)
     elif case.share is not None:
         extent = operator_conformance.REHEARSAL if asked["small"] else operator_conformance.WHOLE
         lost = ""
@@ -53,7 +57,7 @@ def _measured(case: Case, asked: Mapping[str, Any], out: Path, device: torch.dev
 
 
 def _probe(case: Case, device: torch.device, history: Path | None) -> Measurement:
-    with recorders.record_history(history):
+    with _recorded_history(history):
         found = PROBES[case.probe](device)
     return replace(_about_device(case.name, device), operator={"probe": case.probe, **found})
 
@@ -64,11 +68,29 @@ def _program(case: Case, out: Path, device: torch.device) -> Measurement:
     if case.program[0].endswith(".py") and not script.exists():
         raise MeasureError(f"{case.program[0]} is not here", allowed="a checkout of the repository")
     arguments = [str(script), *case.program[1:]] if script.exists() else list(case.program)
-    found = program.measure_program([sys.executable, *arguments], World(size=1), out / "measured.json")
-    if found.exit_code:
-        raise MeasureError(f"the program ended with exit code {found.exit_code}")
-    plain = {**asdict(found), "command": ["python", *case.program]}
-    return replace(_about_device(case.name, device), seconds=found.seconds, operator={"program": plain})
+    ended = program.measure_program([sys.executable, *arguments], World(size=1), out)
+    if ended.exit_code:
+        raise MeasureError(f"the program ended with exit code {ended.exit_code}")
+    (found,) = ended.measurements
+    if found.error and device.type == "cuda":
+        raise MeasureError(found.error)
+    known = {"program": list(case.program), "without_figures": found.error}  # as in every rehearsal
+    return replace(found, case=case.name, command=("python", *case.program), operator=known, error="")
+
+
+@contextmanager
+def _recorded_history(path: Path | None) -> Iterator[None]:
+    """Inside, the allocator's history is recorded, without stacks; without a path nothing is."""
+    if path is None:
+        yield
+        return
+    torch.cuda.memory._record_memory_history(context=None, stacks="python")
+    try:
+        yield
+    finally:
+        snapshot = torch.cuda.memory._snapshot()
+        torch.cuda.memory._record_memory_history(enabled=None)
+        path.write_bytes(lzma.compress(pickle.dumps(snapshot, protocol=4)))
 
 
 def _about_device(name: str, device: torch.device) -> Measurement:

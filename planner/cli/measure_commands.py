@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from planner.events import Event
 
 
-_STEPS, _PROGRAM = Path("measurements.jsonl"), Path("measured.json")
+_MEASUREMENTS = Path("measurements.jsonl")
 
 
 def add_measure(commands: Commands) -> None:
@@ -32,17 +32,17 @@ def add_measure(commands: Commands) -> None:
         commands, "measure", run_measure, job_argument(needed=False),
         help="run a job's program, or any program as it is, for real and write down what it took",
         usage="planner measure JOB --device DEVICE [options]\n       planner measure [options] -- COMMAND ...",
-        description="With a job: runs the program of one rank on a real device, its peers absent, and appends one "
-        "line of JSON to a file; running out of memory is a result. With a command (torchrun ... train.py): starts it "
-        "as it stands on this machine's GPUs, writes down what every rank took, and ends with the command's exit code.",
+        description="Appends a line of JSON to a file for each rank. With a job: runs the program of one rank on a "
+        "real device, its peers absent; running out of memory is a result. With a command (torchrun ... train.py): "
+        "starts it as it stands on this machine's GPUs, and ends with the command's exit code.",
     )  # fmt: skip
     parser.add_argument(
         "--device", default="", help="cuda, cuda:1, or cpu; of a program cuda (default), or cpu: started without GPUs"
     )
     parser.add_argument("--rank", type=int, help="of a job, which rank to be (default: 0)")
     parser.add_argument(
-        "--output", type=Path, metavar="FILE",
-        help=f"where it is written (default: {_STEPS}, appended; of a program {_PROGRAM})",
+        "--output", type=Path, default=_MEASUREMENTS, metavar="FILE",
+        help="where the lines are appended (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--snapshot", type=Path, metavar="PATH",
@@ -63,18 +63,18 @@ def run_measure(arguments: argparse.Namespace) -> int:
     if not arguments.device:
         raise SpecError("a job is measured, and no device is said", allowed="cuda, cuda:1, cpu", place="--device")
     from planner.job.trainer import refuse_measuring
+    from planner.truth.measuring import measurement_lines, program
+    from planner.truth.measuring.measure import make_setting, measure
 
-    job, output = job_of(arguments, is_traced=False), arguments.output or _STEPS
+    job = job_of(arguments, is_traced=False)
     refuse_measuring(job)
-    if job.allocator.conf:
-        os.environ["PYTORCH_ALLOC_CONF"] = job.allocator.conf  # read once, while torch is imported
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks on standard error otherwise
+    setting = make_setting(job, arguments.device, arguments.rank or 0)
+    program.check_writable(arguments.output)
     with show_progress() as progress:
         progress(f"measuring on {arguments.device}")
-        from planner.truth.measuring.measure import run_measure as measure
-
-        line = measure(job, device=arguments.device, rank=arguments.rank or 0, out=output, snapshot=arguments.snapshot)
-    print(f"{line.case or 'the step'}: one line more in {output}", file=sys.stderr)
+        line = measure(job, setting, snapshot=arguments.snapshot)
+    measurement_lines.append(arguments.output, [line])
+    print(f"{line.case or 'the step'}: one line more in {arguments.output}", file=sys.stderr)
     return DONE
 
 
@@ -82,7 +82,8 @@ def _measure_program(arguments: argparse.Namespace) -> int:
     """Without progress: the terminal is the program's."""
     from planner.job.launching.line import Launcher, parse
     from planner.job.launching.schedulers import Starter
-    from planner.truth.measuring.program import World, check_gpus, measure_program, write
+    from planner.truth.measuring import measurement_lines
+    from planner.truth.measuring.program import World, check_gpus, check_writable, measure_program
 
     if arguments.job or arguments.set:
         given = arguments.job or "--set"
@@ -103,13 +104,16 @@ def _measure_program(arguments: argparse.Namespace) -> int:
     world = World(size=line.world_size, variable=variable)
     if arguments.device != "cpu":
         check_gpus()
-    output = arguments.output or _PROGRAM
-    measured = measure_program(arguments.command, world, output, snapshots=arguments.snapshot)
-    write(output, measured)
-    for rank in measured.without_figures:
-        print(f"planner: rank {rank.rank} left no figures: {rank.reason}", file=sys.stderr)
-    print(f"planner: figures of {len(measured.ranks)} of {world.size} ranks in {output}", file=sys.stderr)
-    return measured.exit_code
+    output: Path = arguments.output
+    check_writable(output, arguments.snapshot)
+    ended = measure_program(arguments.command, world, output.parent, snapshots=arguments.snapshot)
+    measurement_lines.append(output, ended.measurements)
+    missing = [rank for rank in ended.measurements if rank.error]
+    for rank in missing:
+        print(f"planner: rank {rank.rank} left no figures: {rank.error}", file=sys.stderr)
+    measured = len(ended.measurements) - len(missing)
+    print(f"planner: figures of {measured} of {world.size} ranks in {output}", file=sys.stderr)
+    return ended.exit_code
 
 
 def add_compare(commands: Commands) -> None:

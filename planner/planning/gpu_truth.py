@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,7 +17,6 @@ from planner.hardware.facts import OBSERVATIONS, read_lines, state_of
 from planner.job import loading
 from planner.job.loading import bundle, load_bundle, load_document
 from planner.job.overhead import outside
-from planner.job.rank_sets import RankSet
 from planner.job.schema import Gpu, Job, Software
 from planner.planning import identity
 from planner.planning.job_plan import plan_job
@@ -27,9 +25,11 @@ from planner.runtime.limits import UNLIMITED
 from planner.runtime.messages import AnswerWriter, Task
 from planner.truth.calibration.interval import Calibration, observation_from_json, observation_to_json
 from planner.truth.calibration.learning import Coverage, cover_left_out
-from planner.truth.calibration.observation import Observation, make_observation
+from planner.truth.calibration.observation import Observation, observe
 from planner.truth.measuring import measurement_lines
+from planner.truth.measuring.measure import make_setting, measure
 from planner.truth.measuring.measurement_lines import DeviceFacts, Levels, MeasuredPhase, Measurement, phases_of
+from planner.truth.plan_comparison import class_of
 from planner.units import GIB
 from planner.versions import minor_of
 
@@ -54,8 +54,7 @@ def on_paper(job: Job, gpu: Gpu, *, rank: int = 0, case: str = "") -> Measuremen
     software = Software(torch=identity.installed_torch(), cuda=job.software.cuda)
     placed = replace(job, cluster=replace(job.cluster, gpu=gpu), software=software)
     result = plan_job(placed, Calibration.none())
-    classes = result.plan.rank_classes
-    statement = next(rank_class for rank_class in classes if rank in RankSet.parse(rank_class.ranks))
+    statement = class_of(result.plan, rank)
     requested = {(phase.phase, phase.iteration): phase for phase in phases_of(result.events_of(rank))}
     phases = []
     for phase in statement.phases:
@@ -82,7 +81,7 @@ def on_paper(job: Job, gpu: Gpu, *, rank: int = 0, case: str = "") -> Measuremen
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         phases=tuple(phases),
         rank=rank,
-        peers="absent" if len(classes) > 1 else "none",
+        peers="absent" if len(result.plan.rank_classes) > 1 else "none",
         allocator_conf=job.allocator.conf,
         seconds=result.plan.seconds.total,
     )
@@ -171,24 +170,14 @@ def _observations(device: Sequence[Measurement], paper: Sequence[Measurement], g
         if any(line.job.get(section) != other.job.get(section) for section in _OF_THE_STEP):
             continue  # on paper it was another size
         software = Software(torch=line.software.get("torch", ""), cuda=line.software.get("cuda", ""))
-        yield make_observation(
+        yield observe(
+            line,
             gpu=gpu,
-            torch=software.torch,
-            cuda=software.cuda,
-            world_size=line.world_size,
-            case=line.case,
-            reserved_bytes=(other.peak.reserved_bytes, line.peak.reserved_bytes),
-            predicted_context_bytes=outside(gpu_of(line.device), software, ()).cuda_context_bytes,
-            device_bytes=max((phase.device_bytes for phase in line.phases), default=0),
-            device_bytes_by=line.device_bytes_by,
-            device_total_bytes=line.device.total_bytes,
-            peers=line.peers,
-            measured_out_of_memory=line.out_of_memory is not None,
-            date=line.date,
+            predicted_reserved_bytes=other.peak.reserved_bytes,
+            around=outside(gpu_of(line.device), software, ()),
         )
 
 
-_MEASURE = "planner.truth.measuring.measure:measure_one"
 _PLAN = "planner.planning.gpu_truth:plan_one"
 _DECODER = {"decoder": {"layers": 12, "hidden": 1024, "heads": 16, "kv_heads": 8, "ffn": 2816, "vocab": 32000}}
 _GPT2, _RESNET, _VIT = ({"hf_config": {"model_type": name}} for name in ("gpt2", "resnet", "vit"))
@@ -230,7 +219,7 @@ def learn_gpu(
     """Measures and plans the steps, and writes what they teach into the folder `out`, with the lines of both.
 
     What was learnt, and the names of the steps that failed, whose reasons are told. `measured` stands in for the device
-    (default: a process that measures on it). Raises FactsError after the first step if the GPU is not in the catalog,
+    (default: it is measured). Raises FactsError after the first step if the GPU is not in the catalog,
     MeasureError if no step could be measured.
     """
     of_device: list[Measurement] = []
@@ -239,9 +228,9 @@ def learn_gpu(
     for job in steps:
         name = job.metadata.name
         try:
-            here = (measured or partial(in_a_child, _MEASURE, {"device": device}))(job)
+            here = measured(job) if measured else measure(job, make_setting(job, device))
             group_of([here], [here])
-            there = in_a_child(_PLAN, {"device": "paper:", "gpu": here.device.name}, job)
+            there = _plan_in_a_child(here.device.name, job)
         except MeasureError as error:
             failed.append(name)
             say(f"{name}: {error.problem}")
@@ -256,13 +245,13 @@ def learn_gpu(
     return learn_facts(of_device, of_paper, out), failed
 
 
-def in_a_child(function: str, more: Mapping[str, str], job: Job) -> Measurement:
-    """The line of one step, by a function for children. Raises MeasureError with what went wrong in its process."""
+def _plan_in_a_child(gpu: str, job: Job) -> Measurement:
+    """The job on paper, for this GPU. Raises MeasureError with what went wrong in its process."""
     with TemporaryDirectory(prefix="planner-gpu-truth-") as folder:
         line = Path(folder) / "line.jsonl"
-        asked = {"name": job.metadata.name, "job": bundle(job), "out": str(line), **more}
+        asked = {"name": job.metadata.name, "job": bundle(job), "out": str(line), "device": "paper:", "gpu": gpu}
         environment = {**os.environ, "KINETO_LOG_LEVEL": "99", "TOKENIZERS_PARALLELISM": "false"}
-        ended = running.run(Task(function, asked), UNLIMITED, environment=environment)
+        ended = running.run(Task(_PLAN, asked), UNLIMITED, environment=environment)
         error = messages.error_of(ended)
         trouble = error.problem if error else messages.fault_line(ended)
         if trouble or ended.exit_code:

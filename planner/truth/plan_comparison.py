@@ -1,5 +1,5 @@
-"""Compares a plan, or a run of a program, with a measurement or a snapshot, by phase and by allocation: values, the
-JSON `planner.comparison/1`, and text, for `planner compare`."""
+"""Compares a plan with a measurement or a snapshot, by phase and by allocation: values, the JSON
+`planner.comparison/1`, and text, for `planner compare`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ from planner.report.statement import (
     from_json,
 )
 from planner.truth.measuring import measurement_lines
-from planner.truth.measuring import program as measured_program
 from planner.truth.measuring.measurement_lines import Measurement, most_by_category
-from planner.truth.measuring.program import MeasuredProgram, MeasuredRank
 from planner.units import show_bytes
 
 SCHEMA = "planner.comparison/1"
@@ -57,7 +55,7 @@ class PhaseComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One measurement, or one rank of a program, beside what was predicted for it."""
+    """One measurement beside what was predicted for it."""
 
     case: str
     device: str
@@ -106,6 +104,9 @@ def with_measurement(plan: Plan, measurement: Measurement, *, events: Sequence[E
     `events` are what was predicted for that class: with them categories are compared, which is all that a run on a CPU
     has in common with a plan. Raises PlannerError if no class has that rank.
     """
+    name = measurement.case or (f"rank {measurement.rank}" if measurement.command else "")
+    if measurement.error:
+        return Comparison(case=name, device="", peak=(), notes=(f"no figures: {measurement.error}",))
     statement = class_of(plan, measurement.rank)
     if measurement.device.kind != "cpu":
         peak, phases = _whole(statement, measurement), tuple(_phases(statement, measurement))
@@ -118,7 +119,7 @@ def with_measurement(plan: Plan, measurement: Measurement, *, events: Sequence[E
         )
     most = most_by_category(events)
     return Comparison(
-        case=measurement.case,
+        case=name,
         device=measurement.device.name,
         peak=peak,
         phases=phases,
@@ -166,21 +167,24 @@ def _allocated_and_reserved(
 
 
 def _whole(statement: RankClassStatement, measurement: Measurement) -> tuple[Figure, ...]:
-    reserved = measurement.peak.reserved_bytes
+    reserved, outside = measurement.peak.reserved_bytes, measurement.outside_bytes
     figures = [*_allocated_and_reserved(statement, measurement.peak.allocated_bytes, reserved)]
-    device_bytes = max((phase.device_bytes for phase in measurement.phases), default=0)
-    if device_bytes:
-        figures.append(Figure(name="device", predicted=statement.peak.device_bytes, measured=device_bytes))
-    if device_bytes and measurement.device_bytes_by == "process":
+    if outside:
+        # The highest reserved and what was outside at the end of a phase: the driver keeps no peak of a process.
+        figures.append(Figure(name="device", predicted=statement.peak.device_bytes, measured=reserved + outside))
+    if outside and measurement.device_bytes_by == "process":
         # With the images of the kernels that the step has loaded; absent peers have no NCCL.
-        outside = statement.outside_allocator
-        predicted = outside.total_bytes if measurement.peers == "present" else outside.cuda_context_bytes
-        figures.append(Figure(name="outside", predicted=predicted, measured=device_bytes - reserved))
+        of_plan = statement.outside_allocator
+        has_nccl = measurement.command or measurement.peers == "present"
+        predicted = of_plan.total_bytes if has_nccl else of_plan.cuda_context_bytes
+        figures.append(Figure(name="outside", predicted=predicted, measured=outside))
     return tuple(figures)
 
 
 def _phases(statement: RankClassStatement, measurement: Measurement) -> Iterator[PhaseComparison]:
     measured = {(phase.phase, phase.iteration): phase for phase in measurement.phases}
+    if len(measured) == 1:  # of a program that names no phase
+        return
     for phase in statement.phases:
         if there := measured.get((phase.phase, phase.iteration)):
             figures = (
@@ -195,13 +199,27 @@ def _phases(statement: RankClassStatement, measurement: Measurement) -> Iterator
 
 def _notes(plan: Plan, measurement: Measurement) -> Iterator[str]:
     yield from _differing_torch(plan, measurement.software.get("torch", ""))
+    if plan.command and not _is_called(measurement.device.name, plan.gpu):
+        yield f"predicted for {plan.gpu}, measured on {measurement.device.name}"
     if measurement.truth is not None and not measurement.truth.believed:
         yield "the measurement cannot be believed: its runs disagree, or the profiler missed something"
+    if measurement.exit_code:
+        yield f"the measured command ended with {measurement.exit_code}: it may have ended before its peak"
     if measurement.out_of_memory is not None:
         out = measurement.out_of_memory
         yield f"the measured step ran out of memory in {out.phase} of iteration {out.iteration}"
+    elif measurement.ended_by:
+        yield f"the measured process was ended by {measurement.ended_by}"
     if measurement.peers == "absent":
         yield "measured with absent peers: NCCL's own memory is not in it"
+    if measurement.processes > 1:
+        yield f"{measurement.processes} processes of this rank took memory: the figures are those of the largest"
+    if measurement.devices > 1:
+        yield f"it took memory of {measurement.devices} devices: the figures are those of the fullest"
+    if releases := measurement.memory_stats.get("num_alloc_retries"):
+        yield f"its cache was released {releases} times to make room, which lowers reserved bytes"
+    if measurement.device.kind == "cuda" and not measurement.outside_bytes:
+        yield "the driver did not say what the process held, so device bytes are not compared"
 
 
 def _differing_torch(plan: Plan, ran: str) -> Iterator[str]:
@@ -209,59 +227,6 @@ def _differing_torch(plan: Plan, ran: str) -> Iterator[str]:
     planned = plan.provenance.torch
     if planned.split("+")[0].rsplit(".", 1)[0] != ran.split("+")[0].rsplit(".", 1)[0]:
         yield f"predicted with torch {planned}, measured with torch {ran}"
-
-
-def with_program(predicted: Plan, measured: MeasuredProgram, *, rank: int | None = None) -> list[Comparison]:
-    """One for each rank of the measured program, or of this rank; one that left no figures has a note of why.
-
-    Raises PlannerError if no rank has figures, there is no such rank, or nothing was predicted for one.
-    """
-    ranks = [figures for figures in measured.ranks if rank is None or figures.rank == rank]
-    missing = [other for other in measured.without_figures if rank is None or other.rank == rank]
-    if not ranks:
-        reasons = "; ".join(f"rank {other.rank}: {other.reason}" for other in missing) or f"there is no rank {rank}"
-        raise PlannerError(
-            f"the measured program has no figures ({reasons})",
-            allowed="what planner measure -- COMMAND wrote of a program that used a GPU",
-            remedy="measure it again where it comes to its end" if missing else "--rank of those that were measured",
-        )
-    comparisons = {}
-    for figures in ranks:
-        statement = class_of(predicted, figures.rank)
-        peak = [*_allocated_and_reserved(statement, figures.peak.allocated_bytes, figures.peak.reserved_bytes)]
-        if outside := figures.outside_bytes:
-            # The highest reserved and what was outside at the end: the driver keeps no peak of a process.
-            device_bytes = figures.peak.reserved_bytes + outside
-            peak.append(Figure(name="device", predicted=statement.peak.device_bytes, measured=device_bytes))
-            peak.append(Figure(name="outside", predicted=statement.outside_allocator.total_bytes, measured=outside))
-        comparisons[figures.rank] = Comparison(
-            case=f"rank {figures.rank}",
-            device=figures.gpu,
-            peak=tuple(peak),
-            notes=tuple(_program_notes(predicted, measured, figures)),
-        )
-    for other in missing:
-        note = f"no figures: {other.reason}"
-        comparisons[other.rank] = Comparison(case=f"rank {other.rank}", device="", peak=(), notes=(note,))
-    return [comparisons[number] for number in sorted(comparisons)]
-
-
-def _program_notes(predicted: Plan, measured: MeasuredProgram, rank: MeasuredRank) -> Iterator[str]:
-    yield from _differing_torch(predicted, rank.software.get("torch", ""))
-    if predicted.command and not _is_called(rank.gpu, predicted.gpu):
-        yield f"predicted for {predicted.gpu}, measured on {rank.gpu}"
-    if measured.exit_code:
-        yield f"the measured command ended with {measured.exit_code}: it may have ended before its peak"
-    if rank.ended_by:
-        yield f"the measured process was ended by {rank.ended_by}"
-    if rank.processes > 1:
-        yield f"{rank.processes} processes of this rank took memory: the figures are those of the largest"
-    if rank.devices > 1:
-        yield f"it took memory of {rank.devices} devices: the figures are those of the fullest"
-    if rank.cache_releases:
-        yield f"its cache was released {rank.cache_releases} times to make room, which lowers reserved bytes"
-    if not rank.outside_bytes:
-        yield "the driver did not say what the process held, so device bytes are not compared"
 
 
 def _is_called(product: str, name: str) -> bool:
@@ -290,45 +255,38 @@ def run_compare(
     rank: int | None = None,
     events_of: Callable[[int], Sequence[Event]] = no_events,
 ) -> list[Comparison]:
-    """The plan beside a snapshot, a measured program, or every measurement of a file that is of `case` and `rank`
-    (default: all). A run of a program stands beside the first two only.
+    """The plan beside a snapshot, or every measurement of a file that is of `case` and `rank` (default: all).
 
     `events_of` gives the predicted events of a measured rank. Raises PlannerError for a file that is neither, or
     without such a measurement.
     """
     if measured.name.endswith(_SNAPSHOTS):
         return [with_snapshot(plan, read_snapshot(measured), measured.name, rank=rank or 0)]
-    program = _measured_program(measured)
-    if program is not None:
-        return with_program(plan, program, rank=rank)
-    if plan.command:
-        raise PlannerError(
-            f"{measured} is not a measured program, with which a run of a program can be compared",
-            allowed="a file that planner measure -- COMMAND wrote, or a snapshot",
-        )
     measurements = [
         one
         for one in measurement_lines.read(measured)
-        if (not case or one.case == case) and (rank is None or one.rank == rank) and not one.error and one.job
+        if (not case or one.case == case)
+        and (rank is None or one.rank == rank)
+        and (one.command or (one.job and not one.error))
     ]
-    if not measurements:
-        wanted = f"no measurement of {case!r}" if case else "no measurement of a step"
-        raise PlannerError(f"{measured} has {wanted}", allowed="a file that planner measure wrote, or a snapshot")
+    if all(one.error for one in measurements):
+        wanted = f"no measurement of {case!r}" if case else "no measurement of a rank"
+        reasons = "; ".join(f"rank {one.rank}: {one.error}" for one in measurements)
+        raise PlannerError(
+            f"{measured} has {wanted}{f' ({reasons})' if reasons else ''}",
+            allowed="a file that planner measure wrote of a job, or of a program that used a GPU, or a snapshot",
+            remedy="measure it again where it comes to its end" if measurements else "--rank of one that was measured",
+        )
     return [with_measurement(plan, one, events=events_of(one.rank)) for one in measurements]
 
 
 def target_of(measured: Path) -> str:
     """The architecture that a job is traced for to stand beside this file; empty for that of the job's own GPU, which a
     job that ran on a CPU need not have."""
-    if measured.name.endswith(_SNAPSHOTS) or _measured_program(measured) is not None:
+    if measured.name.endswith(_SNAPSHOTS):
         return ""
     kinds = {measurement.device.kind for measurement in measurement_lines.read(measured) if not measurement.error}
     return BESIDE_CPU if kinds == {"cpu"} else ""
-
-
-def _measured_program(measured: Path) -> MeasuredProgram | None:
-    document = _read_object(measured)
-    return measured_program.from_json(document) if document.get("schema") == measured_program.SCHEMA else None
 
 
 def format_comparisons(comparisons: Sequence[Comparison], *, as_json: bool) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch_messages import alloc_conf
 
-from planner.events import Alloc
+from planner.events import Alloc, Phase
 from planner.report.memory_viz import write_snapshot
-from planner.truth.measuring.measurement_lines import Levels
-from planner.truth.measuring.program import MeasuredProgram, MeasuredRank, write
+from planner.truth.measuring import measurement_lines
+from planner.truth.measuring.measurement_lines import DeviceFacts, Levels, MeasuredPhase, Measurement
 from planner.units import GIB, MIB
 
 REPOSITORY = Path(__file__).parents[2]
@@ -87,7 +87,7 @@ def write_files(folder: Path, page: str) -> None:
         (folder / name).write_text(text, encoding="utf-8")
     failed = [Alloc(0, 600 * MIB), Alloc(1, 300 * MIB), Alloc(2, 500 * MIB)]
     write_snapshot(folder / "oom.pickle", failed, capacity_bytes=GIB)
-    write(folder / "measured.json", _measured())
+    measurement_lines.append(folder / "measurements.jsonl", _measured())
     (folder / "examples").symlink_to(REPOSITORY / "examples")
     (folder / ".venv").symlink_to(sys.prefix)
 
@@ -100,14 +100,14 @@ def _job_of(page: str) -> str:
     return job
 
 
-def _measured() -> MeasuredProgram:
+def _measured() -> list[Measurement]:
     levels = Levels(requested_bytes=MIB, allocated_bytes=MIB, active_bytes=MIB, reserved_bytes=2 * MIB)
-    ranks = tuple(
-        MeasuredRank(
-            rank=rank, host="node", gpu="NVIDIA H100 80GB HBM3", uuid=f"GPU-{rank}", total_bytes=79 * GIB, peak=levels,
-            end=levels,
+    whole = MeasuredPhase(phase=Phase.LOAD, iteration=0, peak=levels, end=levels)
+    return [
+        Measurement(
+            case="", command=("torchrun", "--nproc-per-node", "8", "train.py"), software={}, date="2026-11-29",
+            device=DeviceFacts(kind="cuda", name="NVIDIA H100 80GB HBM3", uuid=f"GPU-{rank}", total_bytes=79 * GIB),
+            phases=(whole,), rank=rank, world_size=8, peers="present",
         )
         for rank in range(8)
-    )  # fmt: skip
-    command = ("torchrun", "--nproc-per-node", "8", "train.py")
-    return MeasuredProgram(command=command, exit_code=0, date="2026-11-29", seconds=60.0, world_size=8, ranks=ranks)
+    ]  # fmt: skip

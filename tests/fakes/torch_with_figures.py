@@ -11,7 +11,7 @@ __version__ = "2.9.1+cu128"
 version = SimpleNamespace(cuda="12.8")
 import torch.cuda
 """
-_CUDA = '''
+CUDA = '''
 from types import SimpleNamespace
 _NAMES = ("requested_bytes", "allocated_bytes", "active_bytes", "reserved_bytes")
 _now, _peak, _queued = {}, {}, []
@@ -30,7 +30,9 @@ def memory_stats(device=0):
     return {f"{n}.all.peak": v for n, v in _peak.items()} | {f"{n}.all.current": v for n, v in _now.items()}
 def reset_peak_memory_stats(device=None): _peak.update(_now)
 def get_device_properties(device):
-    return SimpleNamespace(name="NVIDIA A100-SXM4-40GB", total_memory=40 << 30, uuid="0")
+    return SimpleNamespace(
+        name="NVIDIA A100-SXM4-40GB", total_memory=40 << 30, uuid="0", major=8, minor=0, multi_processor_count=108
+    )
 def _dump(path):
     with open(path, "w") as file: file.write("history")
 memory = SimpleNamespace(_record_memory_history=lambda **_: None, _dump_snapshot=_dump)
@@ -52,7 +54,7 @@ def write_in(folder: Path) -> dict[str, str]:
     package.mkdir(parents=True)
     programs.mkdir()
     (package.parent / "__init__.py").write_text(_TORCH)
-    (package / "__init__.py").write_text(_CUDA)
+    (package / "__init__.py").write_text(CUDA)
     launcher = programs / "torchrun"
     launcher.write_text(_TORCHRUN.format(python=sys.executable))
     launcher.chmod(0o755)

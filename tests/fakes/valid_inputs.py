@@ -67,7 +67,6 @@ MEASUREMENT = Measurement(
     date="2026-01-31",
     phases=(MeasuredPhase(phase=Phase.FORWARD, iteration=1, peak=_LEVELS, end=_LEVELS, device_bytes=2**30),),
     categories={"parameter": 100},
-    marks=(("forward", 1, 12),),
     out_of_memory=OutOfMemory(phase=Phase.BACKWARD, iteration=1, message="CUDA out of memory."),
     truth=Truth(runs=3, agreeing=2, net_bytes=1, live_bytes=1),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import glob
 import json
 import os
@@ -12,11 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 from planner.errors import PlannerError
+from planner.job.code_rules import CodeRules
+from planner.job.loading import load_bundle
 from planner.runtime import messages, running
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.messages import MEMORY, AnswerWriter, Task
 from planner.runtime.walls import Walls
 from planner.truth.measuring import measurement_lines
+from planner.truth.measuring.measure import ALLOCATOR_CONFS, ProgramFailedError, make_setting, measure_once
 from planner.units import show_bytes
 
 MEASUREMENT, FAILURE = "measurement", "failure"
@@ -24,61 +26,23 @@ MEASUREMENT, FAILURE = "measurement", "failure"
 
 
 def answer_request(request: Mapping[str, Any], answer: AnswerWriter) -> None:
-    try:
-        measured = _measure_rank(request)
-    except (PlannerError, MemoryError):
-        raise
-    except Exception as error:
-        from torch.distributed import DistError
-
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["without a word"]
-        # That another rank is gone NCCL says by a class, gloo by a place in its source.
-        of_a_peer = isinstance(error, DistError) or "gloo/transport" in str(error)
-        problem = f"the measured step failed: {type(error).__name__}: {lines[0][:300]}"
-        answer.write(FAILURE, json.dumps({"problem": problem, "of_a_peer": of_a_peer}).encode())
-    else:
-        answer.write(MEASUREMENT, json.dumps(measured).encode())
-
-
-def _measure_rank(request: Mapping[str, Any]) -> dict[str, Any]:
-    from planner.job.code_rules import CodeRules
-    from planner.job.loading import load_bundle
-
+    """The child's side. It ends as the program that it starts where that has left no word."""
+    setting = {name: request[name] for name in ("device", "rank", "meeting")}
     job = load_bundle(request["job"])
-    import torch
-
-    from planner.training.models import build
-
-    build.allow(CodeRules(**request["code"]))
-
-    from planner.truth.measuring.measure import measure
-
-    device = torch.device(request["device"])
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]  # oneDNN lays tensors out by processor, and no plan says how
+    try:
+        measured = measure_once(job, make_setting(job, **setting, code=CodeRules(**request["code"])))
+    except ProgramFailedError as failed:
+        if not failed.ended_by:
+            raise SystemExit(failed.exit_code) from failed
+        failure = {"problem": failed.problem, "of_a_peer": failed.is_of_a_peer}
+        answer.write(FAILURE, json.dumps(failure).encode())
     else:
-        device = torch.device("cuda", 0)  # Ray lets this process see no other
-    meets = bool(request.get("meeting"))
-    if meets:
-        torch.distributed.init_process_group(
-            "gloo" if device.type == "cpu" else "nccl",
-            init_method=request["meeting"],
-            rank=request["rank"],
-            world_size=request["world_size"],
-            timeout=datetime.timedelta(seconds=request["seconds"]),
-        )
-    measured = measure(job, device, rank=request["rank"], peers="present" if meets else "absent").measurement
-    if meets and measured.out_of_memory is None:
-        # Nobody leaves while others still measure: a peer that is gone breaks their last collective. One that ran out
-        # of memory tells it at once. The group is not destroyed, as the process ends.
-        torch.distributed.barrier()
-    return measurement_lines.to_json(measured)
+        answer.write(MEASUREMENT, json.dumps(measurement_lines.to_json(measured)).encode())
 
 
 _MOST_CHARACTERS = 2000
-_CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-_QUIET = {"KINETO_LOG_LEVEL": "99", "TOKENIZERS_PARALLELISM": "false"}
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+"""How the child ends if it is killed, or if its program is."""
 _OF_THE_GPU = ("CUDA_VISIBLE_DEVICES", "NCCL_", "NVIDIA_")
 """Variables, or their beginnings, that a process on a GPU needs behind walls too."""
 
@@ -89,13 +53,12 @@ def run(request: Mapping[str, Any], limits: Limits, walls: Walls | None = None) 
     `walls` are those of a job that brings code; the GPU's devices and the way to its peers are let through. To be
     called from a thread that lives as long as the child: the kernel ends the child with it.
     """
-    conf = str(request["job"].get("allocator", {}).get("conf", ""))
     if walls is not None:
         devices = tuple(sorted(glob.glob("/dev/nvidia*"))) if request["device"] == "cuda" else ()
         walls = replace(walls, devices=devices, network=bool(request.get("meeting")))
-    task = Task(f"{__name__}:answer_request", dict(request) | {"seconds": limits.seconds})
+    task = Task(f"{__name__}:answer_request", {"meeting": "", **request})
     try:
-        answer = running.run(task, limits, walls=walls, environment=build_environment(conf, walled=walls is not None))
+        answer = running.run(task, limits, walls=walls, environment=build_environment(walled=walls is not None))
     except PlannerError as refused:
         return dict(refused.parts)
     if MEMORY not in answer.parts and (exceeded := messages.exceeded_limit(answer, limits)) is not None:
@@ -114,7 +77,7 @@ def run(request: Mapping[str, Any], limits: Limits, walls: Walls | None = None) 
             return {"measurement": measurement_lines.to_json(measured)}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, PlannerError):
         pass  # a foreign program has answered in its place, or nobody has
-    if answer.exit_code == -signal.SIGKILL:
+    if answer.exit_code in _KILLED:
         return {
             "problem": "the measuring process was killed (SIGKILL), as the kernel does where a host's memory runs out"
         }
@@ -123,16 +86,13 @@ def run(request: Mapping[str, Any], limits: Limits, walls: Walls | None = None) 
     return {"problem": f"the measuring process ended with {messages.ending(answer)}"}
 
 
-def build_environment(conf: str, *, walled: bool = False) -> dict[str, str]:
-    """This process's own, or what a GPU needs of it behind walls; with the allocator's settings of the job and of
-    nobody else."""
-    kept = {
+def build_environment(*, walled: bool = False) -> dict[str, str]:
+    """This process's own, or what a GPU needs of it behind walls; without its settings of the allocator."""
+    return {
         name: value
         for name, value in os.environ.items()
-        if (name.startswith(_OF_THE_GPU) if walled else name not in _CONFS)
+        if (name.startswith(_OF_THE_GPU) if walled else name not in ALLOCATOR_CONFS)
     }
-    # torch before 2.10 reads the old name only, and later ones read both.
-    return {**kept, **_QUIET, **(dict.fromkeys(_CONFS, conf) if conf else {})}
 
 
 def _too_much(exceeded: LimitExceededError) -> str:

@@ -225,7 +225,7 @@ def find_meeting_place(workers: Sequence[Any]) -> str:
         lines = str(lost).strip().splitlines() or [type(lost).__name__]
         raise MeasureError(f"a Ray worker did not start: {lines[0][:300]}", remedy="ask again") from lost
     address, port = ready[0]
-    return f"tcp://{address}:{port}"
+    return f"{address}:{port}"
 
 
 def all_answers(

@@ -7,22 +7,20 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import ray
 
 from planner.errors import MeasureError
-from planner.events import Event, write_out_repeats
-from planner.job.layout import Mesh, RankClass, rank_classes
+from planner.events import Event
 from planner.job.loading import bundle
 from planner.job.overhead import OutsideEstimate, outside_of
-from planner.job.rank_sets import RankSet
 from planner.job.schema import Gpu, Job, Software
-from planner.planning.job_plan import plan_from_traces
-from planner.planning.judging import RankTrace, told_on
-from planner.planning.planned_classes import parts_of_class
+from planner.planning.job_plan import plan_job
+from planner.planning.trace_source import TraceSource
 from planner.report.statement import Plan, Verdict
 from planner.runtime.limits import Limits
 from planner.service.local_ray import start_ray
@@ -31,10 +29,11 @@ from planner.service.validation.measuring_workers import Place, RefusedError
 from planner.service.validation.requests import Device, Mode, Request
 from planner.tracing.isolated import USUAL_ISOLATION, Isolation, trace_isolated
 from planner.tracing.rank_trace import Trace
-from planner.truth.calibration.observation import make_observation
+from planner.truth.calibration.observation import observe
 from planner.truth.measuring import measurement_lines
+from planner.truth.measuring.measure import measure_until_runs_agree
 from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
-from planner.truth.plan_comparison import BESIDE_CPU, Comparison, render, to_json, with_measurement
+from planner.truth.plan_comparison import BESIDE_CPU, Comparison, class_of, render, to_json, with_measurement
 from planner.units import GIB, show_bytes
 
 ALIKE = 0.03
@@ -127,25 +126,16 @@ def _refuse_other_gpu(gpu: Gpu, device: DeviceFacts) -> None:
 def _rank(rank: RankComparison, comparison: Comparison) -> dict[str, Any]:
     measured = rank.measurement
     on_cpu, out = measured.device.kind == "cpu", measured.out_of_memory
-    statement = next(ranks for ranks in rank.plan.rank_classes if measured.rank in RankSet.parse(ranks.ranks))
+    statement = class_of(rank.plan, measured.rank)
     observation = None
     if not on_cpu and rank.gpu.name:  # else the comparison can teach nothing
-        observation = make_observation(
+        observation = observe(
+            measured,
             gpu=rank.gpu.name,
-            torch=measured.software.get("torch", ""),
-            cuda=measured.software.get("cuda", ""),
-            world_size=measured.world_size,
+            predicted_reserved_bytes=statement.peak.reserved_bytes,
+            around=rank.outside,
             case=measured.case or rank.plan.plan_id,
-            reserved_bytes=(statement.peak.reserved_bytes, measured.peak.reserved_bytes),
-            predicted_context_bytes=rank.outside.cuda_context_bytes,
-            predicted_nccl_bytes=rank.outside.nccl_bytes if measured.peers == "present" else 0,
-            device_bytes=max((phase.device_bytes for phase in measured.phases), default=0),
-            device_bytes_by=measured.device_bytes_by,
-            device_total_bytes=measured.device.total_bytes,
-            peers=measured.peers,
             predicted_out_of_memory=statement.verdict is Verdict.EXCEEDS,
-            measured_out_of_memory=out is not None,
-            date=measured.date,
         )
     return {
         "rank": measured.rank,
@@ -155,7 +145,6 @@ def _rank(rank: RankComparison, comparison: Comparison) -> dict[str, Any]:
         "predicted_verdict": "" if on_cpu else statement.verdict.value,
         "out_of_memory": dataclasses.asdict(out) if out is not None else None,
         "device_bytes_by": measured.device_bytes_by,
-        "context_bytes": measured.context_bytes,
         "observation": dataclasses.asdict(observation) if observation is not None else None,
     }
 
@@ -220,21 +209,23 @@ def validate(
     SpecError and TraceError if the step cannot be traced, StoppedError if `stop` was set.
     """
     job, setting = request.job, choose_setting(request, nodes())
-    predicted = _trace_rank_classes(request, setting, conditions)
+    target = BESIDE_CPU if _on_cpu(request, conditions) else ""
+    source = _IsolatedSource(choose_isolation(job, conditions.isolation))
+    predicted = plan_job(job, source=source, target=target)
     with measuring_workers.start_workers(setting.place, wait_seconds=conditions.wait_seconds, stop=stop) as workers:
         running()
         measurements = _measure_ranks(request, setting, workers, conditions, stop)
     compared = []
-    for measurement in measurements.values():
-        trace = next(trace for trace in predicted if measurement.rank in trace.rank_class.ranks)
+    for rank, measurement in measurements.items():
         # The figures outside the allocator hinge on the software that it ran with, where that is known.
         ran = {name: measurement.software.get(name) or getattr(job.software, name) for name in ("torch", "cuda")}
-        on_cpu = _on_cpu(request, conditions)
-        told = trace.trace if on_cpu else told_on(job.cluster.gpu, job.cluster.gpus_per_node, trace.trace)
+        alike = class_of(predicted.plan, rank).representative
+        # On a CPU memory is free when the host gives it up.
+        events = source.trace_rank(job, alike, target).written_out() if target else predicted.events_of(rank)
         compared.append(
             RankComparison(
-                plan=plan_from_traces(job, [trace]).plan,
-                events=tuple(write_out_repeats(told.events, told.repeats)),
+                plan=predicted.plan,
+                events=events,
                 measurement=measurement,
                 outside=outside_of(dataclasses.replace(job, software=Software(**ran))),
                 gpu=job.cluster.gpu,
@@ -243,27 +234,20 @@ def validate(
     return compare_ranks(compared, setting.mode.value)
 
 
+@dataclass(frozen=True, slots=True)
+class _IsolatedSource(TraceSource):
+    """Makes each trace once, in a process of its own: none in that of a service, which other threads use too."""
+
+    made: dict[tuple[int, str], Trace] = field(default_factory=dict)
+
+    def trace_rank(self, job: Job, rank: int, target: str = "") -> Trace:
+        if (rank, target) not in self.made:
+            self.made[rank, target] = trace_isolated(job, rank, target, self.isolation)
+        return self.made[rank, target]
+
+
 def _on_cpu(request: Request, conditions: Conditions) -> bool:
     return conditions.rehearsal or request.device is Device.CPU
-
-
-def _trace_rank_classes(request: Request, setting: Setting, conditions: Conditions) -> list[RankTrace]:
-    """What each class of the ranks that run does on paper: any of them may run out of memory."""
-    job, isolation = request.job, choose_isolation(request.job, conditions.isolation)
-
-    def runs(rank_class: RankClass) -> bool:
-        return any(rank in rank_class.ranks for rank in setting.measured)
-
-    def trace(rank: int) -> Trace:
-        return trace_isolated(job, rank, BESIDE_CPU if _on_cpu(request, conditions) else "", isolation)
-
-    traces = []
-    for rank_class in filter(runs, rank_classes(Mesh.of(job.parallel))):
-        first = trace(rank_class.representative)
-        for part in filter(runs, parts_of_class(job, rank_class, first)):
-            is_first = part.representative == rank_class.representative
-            traces.append(RankTrace(part, first if is_first else trace(part.representative)))
-    return traces
 
 
 def choose_isolation(job: Job, isolation: Isolation) -> Isolation:
@@ -274,6 +258,7 @@ def choose_isolation(job: Job, isolation: Isolation) -> Isolation:
 def _measure_ranks(
     request: Request, setting: Setting, workers: Sequence[Any], conditions: Conditions, stop: threading.Event
 ) -> dict[int, Measurement]:
+    meets = setting.mode is Mode.REAL_PEERS and request.world_size > 1
     asked: dict[str, Any] = {
         "job": bundle(request.job),
         "device": "cpu" if _on_cpu(request, conditions) else "cuda",
@@ -282,21 +267,19 @@ def _measure_ranks(
     }
     walls = None if conditions.bare else choose_isolation(request.job, conditions.isolation).walls
 
-    def measure(places: Iterable[tuple[Any, int]]) -> dict[int, dict[str, Any]]:
-        tasks = [(worker, {**asked, "rank": rank}) for worker, rank in places]
-        return measuring_workers.all_answers(tasks, conditions.measuring, stop, walls)
+    def measure(places: Sequence[tuple[Any, int]]) -> dict[int, Measurement]:
+        meeting = measuring_workers.find_meeting_place(workers)
+        tasks = [(worker, {**asked, "rank": rank, "meeting": meeting if meets else ""}) for worker, rank in places]
+        answers = measuring_workers.all_answers(tasks, conditions.measuring, stop, walls)
+        return collect_measurements(answers, request.ranks)
 
-    meeting = measuring_workers.find_meeting_place(workers)
-    if setting.mode is Mode.REAL_PEERS and request.world_size > 1:
-        asked["meeting"] = meeting
-        answers = measure(zip(workers, setting.measured, strict=True))
-    else:
-        answers = {}
-        for rank in setting.measured:
-            answers |= measure([(workers[0], rank)])
-            if "problem" in answers[rank]:
-                break
-    return collect_measurements(answers, request.ranks)
+    if meets:
+        every_rank = list(zip(workers, setting.measured, strict=True))
+        return measure_until_runs_agree(lambda: measure(every_rank))
+    measurements: dict[int, Measurement] = {}
+    for rank in setting.measured:
+        measurements |= measure_until_runs_agree(partial(measure, [(workers[0], rank)]))
+    return measurements
 
 
 def collect_measurements(answers: Mapping[int, Mapping[str, Any]], wanted: Sequence[int]) -> dict[int, Measurement]:
@@ -315,7 +298,7 @@ def collect_measurements(answers: Mapping[int, Mapping[str, Any]], wanted: Seque
     if problems and not ran_out:
         rank, answer = min(problems.items(), key=lambda item: (bool(item[1].get("of_a_peer")), item[0]))
         parts = {name: str(answer.get(name, "")) for name in ("allowed", "remedy")}
-        whose = f"rank {rank}: " if len(answers) > 1 else ""
+        whose = f"rank {rank}: " if len(answers) > 1 or len(wanted) > 1 else ""
         raise MeasureError(f"{whose}{answer['problem']}", **parts)
     return {rank: measurement for rank, measurement in measurements.items() if rank in ran_out or rank in wanted}
 

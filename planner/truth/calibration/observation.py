@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from planner.job.overhead import OutsideEstimate
+from planner.truth.measuring.measurement_lines import Measurement
 from planner.units import show_bytes
 from planner.versions import minor_of
 
@@ -67,7 +69,6 @@ def make_observation(
     `reserved_bytes` are predicted and measured. Device bytes count only if they are those of the process
     (`device_bytes_by`); less the reserved bytes they are the context where no peers are present, and context and
     NCCL together where they are: learning takes those apart. 0 device bytes: not measured.
-    A measurement's own `context_bytes` are no use here: they are taken before any kernel is loaded.
     """
     predicted, measured = reserved_bytes
     held = device_bytes if device_bytes and device_bytes_by == "process" else None
@@ -80,6 +81,29 @@ def make_observation(
         predicted_nccl_bytes=predicted_nccl_bytes if peers == "present" else 0,
         measured_device_bytes=held,
         **others,
+    )
+
+
+def observe(
+    measurement: Measurement, *, gpu: str, predicted_reserved_bytes: int, around: OutsideEstimate, **others: Any
+) -> Observation:
+    """What a measurement teaches beside the figures of an uncalibrated plan, `around` those outside of the allocator;
+    `others` as they are."""
+    return make_observation(
+        gpu=gpu,
+        torch=measurement.software.get("torch", ""),
+        cuda=measurement.software.get("cuda", ""),
+        world_size=measurement.world_size,
+        reserved_bytes=(predicted_reserved_bytes, measurement.peak.reserved_bytes),
+        predicted_context_bytes=around.cuda_context_bytes,
+        predicted_nccl_bytes=around.nccl_bytes,
+        device_bytes=max((phase.device_bytes for phase in measurement.phases), default=0),
+        device_bytes_by=measurement.device_bytes_by,
+        device_total_bytes=measurement.device.total_bytes,
+        peers=measurement.peers,
+        measured_out_of_memory=measurement.out_of_memory is not None,
+        date=measurement.date,
+        **{"case": measurement.case, **others},
     )
 
 

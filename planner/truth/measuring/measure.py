@@ -1,284 +1,187 @@
-"""Runs a job's program on a real device as one rank, and appends what it took to a file: `planner measure`."""
+"""Runs the program of a job on a real device as one rank, and says what that took: `planner measure JOB`."""
 
 from __future__ import annotations
 
-import datetime
-import gc
 import json
+import lzma
 import os
-import runpy
+import re
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
-
-import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from planner.errors import MeasureError
-from planner.events import Event
+from planner.job.code_rules import ANY_CODE, CodeRules
 from planner.job.layout import Mesh
-from planner.job.loading import bundle, load_bundle
+from planner.job.loading import bundle
 from planner.job.schema import Job
-from planner.runtime.messages import AnswerWriter
-from planner.training import absent_peers
-from planner.truth.measuring import measurement_lines, nvml, recorders
-from planner.truth.measuring.measurement_lines import (
-    MeasuredPhase,
-    Measurement,
-    OutOfMemory,
-    Truth,
-    most_by_category,
-    phases_of,
-)
-from planner.truth.measuring.recorders import CudaWatch, HostRecorder, HostRecording
-from planner.truth.measuring.software import allocator_conf, device_facts, software
+from planner.programs import program_text
+from planner.truth.measuring.measurement_lines import Measurement, Truth
+from planner.truth.measuring.program import EndedProgram, World, measure_program
 
 _MOST_RUNS = {"none": 3, "absent": 3, "present": 8}
 """On a CPU. A process group's threads give tensors back where the profiler does not look, or do not: it is a race."""
 _AGREEING = 2
 _A_MOMENT_BYTES = 1024
-_PROGRAM = "planner.programs.train"
+_DEVICE = re.compile(r"(cuda|cpu)(?::(\d+))?")
+_QUIET = {"KINETO_LOG_LEVEL": "99", "TOKENIZERS_PARALLELISM": "false"}
+ALLOCATOR_CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""torch before 2.10 reads the second only, and later ones read both."""
+
+
+class ProgramFailedError(MeasureError):
+    """The program of a job has ended too early: by an exception, or without one by its exit code."""
+
+    def __init__(self, problem: str, *, ended_by: str, exit_code: int) -> None:
+        super().__init__(problem)
+        self.ended_by, self.exit_code = ended_by, exit_code
+
+    @property
+    def is_of_a_peer(self) -> bool:
+        """That another rank is gone NCCL says by a class, gloo by a place in its source."""
+        return self.ended_by.startswith("Dist") or "gloo/transport" in self.ended_by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredStep:
-    """A measurement, and on a CPU the events that it was made of."""
+class Setting:
+    """What a rank is measured as. `peers`: see `Measurement`; `is_alone`: nobody else uses the GPU, so that its used
+    bytes are this process's where the driver does not count by process; `meeting`: where peers that are present meet,
+    HOST:PORT."""
 
-    measurement: Measurement
-    events: tuple[Event, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _World:
+    device: str
     rank: int
-    size: int
+    world_size: int
     peers: str
-
-    @contextmanager
-    def joined(self, job: Job, device: torch.device) -> Iterator[None]:
-        """Inside, this process is as a launcher starts the program of a rank, in a process group that is there, and
-        every optimizer step is taken."""
-        variables: dict[str, object] = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": device.index or 0}
-        if job.parallel.deepspeed:
-            variables |= {"DS_ACCELERATOR": device.type}
-        arguments = [_PROGRAM, json.dumps(bundle(job)), "--device", device.type]
-        with ExitStack() as stack:
-            stack.enter_context(mock.patch.dict(os.environ, {name: str(value) for name, value in variables.items()}))
-            stack.enter_context(mock.patch.object(sys, "argv", arguments))
-            if self.peers == "absent" or (self.peers == "none" and job.parallel.deepspeed):
-                stack.enter_context(absent_peers.join(self.rank, self.size))
-            stack.enter_context(absent_peers.take_every_step())
-            yield
+    by_deepspeed: bool
+    is_alone: bool = True
+    meeting: str = ""
+    code: CodeRules = ANY_CODE
 
 
-def measure(
-    job: Job,
-    device: torch.device,
-    *,
-    rank: int = 0,
-    case: str = "",
-    peers: str = "absent",
-    snapshot: Path | None = None,
-    alone: bool = True,
-) -> MeasuredStep:
-    """One rank's program for real. Running out of memory is a result.
+def make_setting(job: Job, device: str, rank: int = 0, *, meeting: str = "", **more: Any) -> Setting:
+    """As one rank of the job on `device` (cuda, cuda:1, cpu), with peers if there is a `meeting`.
 
-    `peers`: `absent` for a process group that hallucinates the other ranks, `present` if the caller has initialised
-    torch.distributed. `snapshot`: where the allocator's history goes (xz), on a GPU. `alone`: no other process uses
-    the GPU, so that its used bytes are this process's where the driver does not count by process. Raises MeasureError
-    if there is no such device, SpecError for what the job names and is not there.
+    Raises MeasureError for another device, and for a rank that the job does not have.
     """
+    if not _DEVICE.fullmatch(device):
+        raise MeasureError(f"there is no device {device!r}", allowed="cuda, cuda:1, cpu", place="--device")
     size = Mesh.of(job.parallel).world_size
-    if size == 1:
-        rank, peers = 0, "none"
     if not 0 <= rank < size:
         raise MeasureError(f"there is no rank {rank} in a world of {size}", allowed=f"0 to {size - 1}")
-    world = _World(rank=rank, size=size, peers=peers)
-    if device.type == "cuda":
-        measured = MeasuredStep(measurement=_on_cuda(job, device, world, snapshot, alone))
-    elif device.type == "cpu":
-        measured = _on_cpu(job, device, world)
-    else:
-        raise MeasureError(f"cannot measure on {device.type!r}", allowed="cuda, cpu")
-    named = replace(measured.measurement, case=case or job.metadata.name)
-    return replace(measured, measurement=named)
-
-
-def _on_cuda(job: Job, device: torch.device, world: _World, snapshot: Path | None, alone: bool) -> Measurement:
-    if not torch.cuda.is_available():
-        raise MeasureError("there is no CUDA device that this torch can use", remedy="measure with --device cpu")
-    # Device bytes of a context without a tensor, and who counts them.
-    torch.cuda.init()
-    torch.cuda.synchronize(device)
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
-    counted_by = "process" if nvml.process_bytes(uuid) else "device" if alone else ""
-
-    def device_bytes() -> int:
-        if counted_by == "process":
-            return nvml.process_bytes(uuid)
-        if not counted_by:
-            return 0
-        free, total = torch.cuda.mem_get_info(device)
-        return int(total - free)
-
-    context_bytes = device_bytes()
-    watch = CudaWatch(device, device_bytes)
-    seconds, ddp = 0.0, dict[str, Any]()
-    out_of_memory: OutOfMemory | None = None
-    with recorders.record_history(snapshot), world.joined(job, device):
-        began = time.perf_counter()
-        try:
-            with recorders.recorded(watch, device, by_deepspeed=bool(job.parallel.deepspeed)):
-                left = _run_program()
-            torch.cuda.synchronize(device)
-            ddp = _account_of(left["trained"].model)
-            watch.end()
-            seconds = time.perf_counter() - began
-            del left
-        except torch.OutOfMemoryError as error:
-            watch.end()
-            phase, iteration = watch.now
-            out_of_memory = OutOfMemory(phase=phase, iteration=iteration, message=str(error).splitlines()[0])
-    stats = torch.cuda.memory_stats(device)
-    return replace(
-        _about(job, device, world),
-        phases=watch.phases(),
-        seconds=round(seconds, 3),
-        categories=watch.categories(),
-        memory_stats={key: value for key, value in stats.items() if isinstance(value, int)},
-        context_bytes=context_bytes,
-        device_bytes_by=counted_by,
-        ddp=ddp,
-        marks=tuple(watch.marks),
-        out_of_memory=out_of_memory,
-        snapshot=snapshot.name if snapshot is not None else "",
+    return Setting(
+        device=device,
+        rank=rank,
+        world_size=size,
+        peers="none" if size == 1 else "present" if meeting else "absent",
+        by_deepspeed=bool(job.parallel.deepspeed),
+        meeting=meeting,
+        **more,
     )
 
 
-def _on_cpu(job: Job, device: torch.device, world: _World) -> MeasuredStep:
-    """Several runs, until two agree: the profiler can miss a free on a thread that it does not follow."""
-    runs: list[_Run] = []
-    began = time.perf_counter()
-    with world.joined(job, device):
-        while len(runs) < _MOST_RUNS[world.peers] and not _all_ranks(world, _enough(runs)):
-            recorder = HostRecorder()
-            gc.collect()
-            with recorder.profile():
-                with recorders.recorded(recorder, device, by_deepspeed=bool(job.parallel.deepspeed)):
-                    left = _run_program()
-                gc.collect()
-            ddp = _account_of(left["trained"].model)
-            del left
-            recorded = recorder.build_recording()
-            runs.append(_Run(phases_of(recorded.events), recorded, ddp))
-    seconds = time.perf_counter() - began
-    best = _lowest(runs)
-    measurement = replace(
-        _about(job, device, world),
-        phases=best.phases,
-        seconds=round(seconds, 3),
-        categories=most_by_category(best.recorded.events),
-        ddp=best.ddp,
-        truth=Truth(
-            runs=len(runs),
-            agreeing=sum(best.like(run) for run in runs),
-            net_bytes=best.recorded.net_bytes,
-            live_bytes=best.recorded.live_bytes,
-        ),
-    )
-    return MeasuredStep(measurement=measurement, events=best.recorded.events)
+def measure(job: Job, setting: Setting, *, snapshot: Path | None = None) -> Measurement:
+    """The rank, on a CPU in as many runs as it takes. Running out of memory is a result.
 
-
-def _run_program() -> dict[str, Any]:
-    """Runs it to its end in this process, which is as its launcher would have started it: what its module has then."""
-    return runpy.run_module(_PROGRAM, run_name="__main__")
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    phases: tuple[MeasuredPhase, ...]
-    recorded: HostRecording
-    ddp: dict[str, Any]
-
-    def like(self, other: _Run) -> bool:
-        """The same but for what a thread of the process group gives back a moment sooner or later."""
-        pairs = zip(self.phases, other.phases, strict=True)
-        return all(
-            abs(a.peak.requested_bytes - b.peak.requested_bytes) <= _A_MOMENT_BYTES
-            and abs(a.end.requested_bytes - b.end.requested_bytes) <= _A_MOMENT_BYTES
-            for a, b in pairs
-        )
-
-
-def _lowest(runs: Sequence[_Run]) -> _Run:
-    """A free that is missed leaves bytes standing: of several runs the lowest saw the most."""
-    return min(runs, key=lambda run: sum(phase.peak.requested_bytes for phase in run.phases))
-
-
-def _enough(runs: Sequence[_Run]) -> bool:
-    return len(runs) > 1 and sum(_lowest(runs).like(run) for run in runs) >= _AGREEING
-
-
-def _all_ranks(world: _World, answer: bool) -> bool:
-    """Whether every rank says so: ranks that are there have to run equally often."""
-    if world.peers != "present":
-        return answer
-    answers = torch.tensor([int(answer)])
-    torch.distributed.all_reduce(answers, op=torch.distributed.ReduceOp.MIN)
-    return bool(answers.item())
-
-
-def _about(job: Job, device: torch.device, world: _World) -> Measurement:
-    return Measurement(
-        case="",
-        job=bundle(job),
-        device=device_facts(device),
-        software=software(),
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        rank=world.rank,
-        world_size=world.size,
-        peers=world.peers,
-        allocator_conf=allocator_conf(),
-    )
-
-
-def _account_of(model: nn.Module) -> dict[str, Any]:
-    """What DistributedDataParallel says of its buckets: their sizes, rebuilt or not, the hook's name."""
-    if not isinstance(model, DistributedDataParallel):
-        return {}
-    logged = model._get_ddp_logging_data()
-    return {key: value for key, value in logged.items() if isinstance(value, str | int | float | bool)}
-
-
-MEASUREMENTS = Path("measurements.jsonl")
-
-
-def run_measure(
-    job: Job, *, device: str = "cuda", rank: int = 0, out: Path = MEASUREMENTS, snapshot: Path | None = None
-) -> Measurement:
-    """Measures a job and appends the line to `out`.
-
-    A world larger than one is measured with absent peers, unless the caller has initialised torch.distributed.
-    Raises MeasureError.
+    `snapshot`: where the allocator's history goes (`.xz`: compressed), on a GPU. Raises MeasureError, for what the job
+    names and is not there too.
     """
-    try:
-        chosen = torch.device(device)
-    except RuntimeError:
-        raise MeasureError(f"there is no device {device!r}", allowed="cuda, cuda:1, cpu", place="--device") from None
-    if chosen.type == "cuda":
-        chosen = torch.device("cuda", chosen.index or 0)
-    peers = "present" if torch.distributed.is_initialized() else "absent"
-    measured = measure(job, chosen, rank=rank, peers=peers, snapshot=snapshot)
-    measurement_lines.append(out, [measured.measurement])
-    return measured.measurement
+    return measure_until_runs_agree(lambda: {setting.rank: measure_once(job, setting, snapshot)})[setting.rank]
 
 
-def measure_one(asked: Mapping[str, Any], _: AnswerWriter) -> None:
-    """The child's side: the job of the bundle `job` on `device`, one line more in the file `out`."""
-    run_measure(load_bundle(asked["job"], asked["name"]), device=asked["device"], out=Path(asked["out"]))
+def measure_once(job: Job, setting: Setting, snapshot: Path | None = None) -> Measurement:
+    """One run of the rank's program, the file that is planned, in a process of its own. Raises as :func:`measure`."""
+    with tempfile.TemporaryDirectory(prefix="planner-measure-") as made:
+        folder = Path(made)
+        program = folder / "train.py"
+        program.write_text(program_text(job), encoding="utf-8")
+        ended = measure_program(
+            [sys.executable, str(program)],
+            World(size=setting.world_size, rank=setting.rank),
+            folder,
+            environment=_environment(job, setting),
+            snapshots=folder if snapshot is not None else None,
+        )
+        (measured,) = ended.measurements
+        if measured.error or (measured.ended_by and measured.out_of_memory is None):
+            raise _failure(ended, measured)
+        if snapshot is not None and measured.snapshot:
+            recorded = (folder / measured.snapshot).read_bytes()
+            snapshot.parent.mkdir(parents=True, exist_ok=True)
+            snapshot.write_bytes(lzma.compress(recorded) if snapshot.suffix == ".xz" else recorded)
+            measured = replace(measured, snapshot=snapshot.name)
+    return replace(
+        measured, case=job.metadata.name, job=bundle(job), command=(), peers=setting.peers, ended_by="", exit_code=0
+    )
+
+
+def _environment(job: Job, setting: Setting) -> dict[str, str]:
+    """As a launcher starts the program of the rank."""
+    kind, index = _DEVICE.fullmatch(setting.device).groups()  # type: ignore[union-attr]
+    written = {name: value for name, value in asdict(setting).items() if name != "meeting"} | {"device": kind}
+    variables = {
+        "RANK": str(setting.rank),
+        "WORLD_SIZE": str(setting.world_size),
+        "LOCAL_RANK": index or "0",
+        "PLANNER_MEASURE_JOB": json.dumps(written),
+    }
+    if kind == "cpu":
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    if setting.meeting:
+        variables["MASTER_ADDR"], _, variables["MASTER_PORT"] = setting.meeting.rpartition(":")
+    if job.parallel.deepspeed:
+        variables["DS_ACCELERATOR"] = kind
+    if job.allocator.conf:
+        variables |= dict.fromkeys(ALLOCATOR_CONFS, job.allocator.conf)
+    return {**os.environ, **_QUIET, **variables}
+
+
+def _failure(ended: EndedProgram, measured: Measurement) -> Exception:
+    """Why the program has no figures, as the error that says it."""
+    if problem := ended.problems.get(measured.rank):
+        return MeasureError(**problem)
+    kind, _, message = measured.ended_by.partition(": ")
+    if kind == "MemoryError":
+        return MemoryError(message)
+    said = f"the measured step failed: {measured.ended_by[:300]}"
+    if not kind:
+        said = f"the measured program ended with exit code {ended.exit_code}: {measured.error}"
+    return ProgramFailedError(said, ended_by=measured.ended_by, exit_code=ended.exit_code)
+
+
+def measure_until_runs_agree(once: Callable[[], Mapping[int, Measurement]]) -> dict[int, Measurement]:
+    """The ranks of a world, which `once` measures all together: on a GPU of one run, on a CPU of several, until two of
+    every rank agree, since the profiler can miss a free on a thread that it does not follow."""
+    runs = [once()]
+    while not all(_is_enough([run[rank] for run in runs]) for rank in runs[0]):
+        runs.append(once())
+    return {rank: _lowest([run[rank] for run in runs]) for rank in runs[0]}
+
+
+def _is_enough(runs: Sequence[Measurement]) -> bool:
+    first = runs[0]
+    if first.truth is None or first.out_of_memory is not None or len(runs) >= _MOST_RUNS[first.peers]:
+        return True
+    measured = _lowest(runs).truth
+    return measured is not None and measured.agreeing >= _AGREEING
+
+
+def _lowest(runs: Sequence[Measurement]) -> Measurement:
+    """A free that is missed leaves bytes standing: of several runs the lowest saw the most."""
+    lowest = min(runs, key=lambda run: sum(phase.peak.requested_bytes for phase in run.phases))
+    if lowest.truth is None:
+        return lowest
+    truth: Truth = replace(lowest.truth, runs=len(runs), agreeing=sum(_are_alike(lowest, run) for run in runs))
+    return replace(lowest, truth=truth, seconds=round(sum(run.seconds for run in runs), 3))
+
+
+def _are_alike(one: Measurement, other: Measurement) -> bool:
+    """The same but for what a thread of the process group gives back a moment sooner or later."""
+    pairs = zip(one.phases, other.phases, strict=True)
+    return all(
+        abs(a.peak.requested_bytes - b.peak.requested_bytes) <= _A_MOMENT_BYTES
+        and abs(a.end.requested_bytes - b.end.requested_bytes) <= _A_MOMENT_BYTES
+        for a, b in pairs
+    )

@@ -1,4 +1,4 @@
-"""A measurement of one rank's step as values, phase by phase, and the file in which each is one line of JSON."""
+"""A measurement of one rank as values, phase by phase, and the file in which each is one line of JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from planner.errors import MeasureError, SpecError
 from planner.events import Alloc, Category, Event, Free, Mark, Phase, Role
 from planner.job.json_text import read_json
-from planner.records import from_document, shape, to_plain
+from planner.records import from_document, from_plain, shape, to_plain
 from planner.units import MIB
 
 SCHEMA = "planner.measurement/1"
@@ -54,10 +54,11 @@ class MeasuredPhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """The device: `kind` is cuda or cpu; `total_bytes` as its driver reports them."""
+    """The device: `kind` is cuda or cpu, or none; `total_bytes` as its driver reports them."""
 
     kind: str
     name: str = ""
+    uuid: str = ""
     total_bytes: int = 0
     arch: str = ""
     multiprocessors: int = 0
@@ -92,32 +93,43 @@ class Truth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One step (or one operator) on one device. `job` is the bundle, empty for an operator."""
+    """One rank of a job or of a program, or one operator, on one device: the one of which it took the most.
+
+    `job` is the bundle and `command` the launch line, each empty where the other is measured.
+    """
 
     case: str = field(metadata=shape(then="peak"))
-    job: Mapping[str, Any]
+    job: Mapping[str, Any] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
     device: DeviceFacts
     software: Mapping[str, str]
     date: str
     phases: tuple[MeasuredPhase, ...] = ()
+    """Of a program that names none one, the loading, with the peaks of the whole process."""
     rank: int = 0
     world_size: int = 1
     peers: str = "none"
     """none: a world of one; absent: a fake process group; present: gloo or nccl."""
+    host: str = ""
+    processes: int = 1
+    """How many processes of this rank took memory: restarts, or processes that the program starts itself. The
+    figures are those of the one that took the most."""
+    devices: int = 1
+    """Of how many devices that process took memory."""
     allocator_conf: str = ""
     seconds: float = 0.0
     categories: Mapping[str, int] = field(default_factory=dict)
     """Requested bytes at the end by identity of tensors: parameter, gradient (the largest set), bucket, ..."""
     memory_stats: Mapping[str, int] = field(default_factory=dict)
-    context_bytes: int = 0
-    """Device bytes of this process between the creation of its CUDA context and its first tensor; 0: not known."""
     device_bytes_by: str = ""
     """Where device bytes come from: process (NVML, this process), device (all of the device's used bytes)."""
-    ddp: Mapping[str, Any] = field(default_factory=dict)
-    marks: tuple[tuple[str, int, int], ...] = ()
-    """Phase, iteration, microseconds of the clock that the snapshot uses."""
+    exit_code: int = 0
+    """Of the command, 128 and the signal's number if a signal ended it."""
+    ended_by: str = ""
+    """The exception that ended the process."""
     out_of_memory: OutOfMemory | None = None
     error: str = ""
+    """Why there are no figures."""
     truth: Truth | None = None
     snapshot: str = ""
     operator: Mapping[str, Any] = field(default_factory=dict)
@@ -129,6 +141,12 @@ class Measurement:
         for phase in self.phases:
             highest = highest.highest(phase.peak)
         return highest
+
+    @property
+    def outside_bytes(self) -> int:
+        """The most beside the allocator at the end of a phase; 0 where the driver does not say what there was."""
+        counted = (phase for phase in self.phases if phase.device_bytes)
+        return max((phase.device_bytes - phase.end.reserved_bytes for phase in counted), default=0)
 
 
 def to_json(measurement: Measurement) -> dict[str, Any]:
@@ -233,6 +251,8 @@ def read(path: Path) -> list[Measurement]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise MeasureError(f"{path} cannot be read: {reason}", allowed="a file that planner measure wrote") from None
+    if lines[:1] == ["{"]:
+        return _read_program(read_json("\n".join(lines), str(path)))
     measurements = []
     for number, text in enumerate(lines, start=1):
         if not text.strip():
@@ -249,3 +269,40 @@ def read(path: Path) -> list[Measurement]:
         except MeasureError as error:
             raise MeasureError(error.problem, allowed=error.allowed, place=f"{place} {error.place}".strip()) from error
     return measurements
+
+
+PROGRAM_SCHEMA = "planner.measured-program/1"
+"""One object with all ranks of a program, as planner measure -- COMMAND wrote it until December 2026."""
+_WITHOUT_FIGURES = {"software": {}, "device": {"kind": "none"}}
+
+
+def _read_program(document: Any) -> list[Measurement]:
+    """The ranks by their number, those without figures among them. Raises MeasureError if it is not of a program."""
+    try:
+        if document["schema"] != PROGRAM_SCHEMA:
+            raise MeasureError(f"a document of schema {document['schema']!r} is not a measurement", place="schema")
+        about = {name: document[name] for name in ("command", "exit_code", "date", "seconds", "world_size")}
+        about |= {"case": "", "peers": "present" if document["world_size"] > 1 else "none"}
+        ranks = [_rank_of_program(rank) for rank in document["ranks"]]
+        ranks += [
+            {**_WITHOUT_FIGURES, "rank": rank["rank"], "error": rank["reason"]} for rank in document["without_figures"]
+        ]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise MeasureError(f"a measured program lacks something: {error}", remedy="measure again") from None
+    read = [
+        from_plain(Measurement, {**about, **rank}, "measured program", error=MeasureError, strict=False)
+        for rank in ranks
+    ]
+    return sorted(read, key=lambda measurement: measurement.rank)
+
+
+def _rank_of_program(rank: Mapping[str, Any]) -> dict[str, Any]:
+    device_bytes = rank.get("device_bytes_at_end", 0)
+    whole = {"phase": "load", "iteration": 0, "device_bytes": device_bytes}
+    return {
+        **{name: value for name, value in rank.items() if name not in ("peak", "end")},
+        "device": {"kind": "cuda", "name": rank["gpu"], "uuid": rank["uuid"], "total_bytes": rank["total_bytes"]},
+        "phases": [whole | {"peak": rank["peak"], "end": rank["end"]}],
+        "device_bytes_by": "process" if device_bytes else "",
+        "memory_stats": {"num_alloc_retries": rank.get("cache_releases", 0)},
+    }

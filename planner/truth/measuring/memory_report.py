@@ -27,9 +27,9 @@ from typing import Any, Concatenate, ParamSpec, cast
 
 import torch
 
-from planner.truth.measuring import nvml
 from planner.truth.measuring.job_reports import ReportSender, job_of, plan_of, to_file, to_service
 from planner.truth.measuring.measurement_lines import FIGURES, Levels
+from planner.truth.measuring.nvml import Driver, describe_gpu
 from planner.truth.measuring.software import allocator_conf, software
 
 SCHEMA = "planner.job/1"
@@ -104,6 +104,7 @@ class MemoryReport:
         self._facts: dict[str, Any] = {}
         self._started, self._ended, self._out_of_memory = "", "", ""
         self._counted_by = ""
+        self._driver = Driver(torch, is_alone=True)
         self._stats: Mapping[str, int] = {}
         self._process = os.getpid()
         self._warnings: set[str] = set()
@@ -221,12 +222,9 @@ class MemoryReport:
             return self._stats["device_bytes"]
         if not torch.cuda.is_initialized():
             return 0
-        own = nvml.process_bytes(_gpu()["uuid"]) if self._counted_by != "device" else 0
-        self._counted_by = self._counted_by or ("process" if own else "device")
-        if self._counted_by == "process":
-            return own
-        free, total = torch.cuda.mem_get_info()
-        return total - free
+        held = self._driver.read_bytes(torch.cuda.current_device())
+        self._counted_by = self._driver.counted_by
+        return held
 
     def _report(self) -> None:
         document = self.document()
@@ -276,10 +274,8 @@ def _facts() -> dict[str, Any]:
 def _gpu() -> dict[str, Any]:
     if not torch.cuda.is_initialized():
         return {"name": "", "uuid": "", "total_bytes": 0}
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    uuid = str(properties.uuid)
-    uuid = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"  # as the driver's tools spell it
-    return {"name": properties.name, "uuid": uuid, "total_bytes": properties.total_memory}
+    facts = describe_gpu(torch, torch.cuda.current_device())
+    return {name: facts[name] for name in ("name", "uuid", "total_bytes")}
 
 
 def report_memory(**settings: Any) -> MemoryReport:

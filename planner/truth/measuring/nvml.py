@@ -1,4 +1,4 @@
-"""Device bytes as the driver counts them (NVML), asked through its C library: no package is needed.
+"""What a GPU is, and its bytes as the driver counts them (NVML), asked through its C library: no package is needed.
 
 Source: NVML API reference, nvmlDeviceGetComputeRunningProcesses_v3 (driver 510 and up).
 """
@@ -41,6 +41,39 @@ def process_bytes(uuid: str) -> int:
     ours = _own_ids()
     own = (held for held in processes[: count.value] if held.pid in ours and held.used != _NOT_AVAILABLE)
     return next((int(held.used) for held in own), 0)
+
+
+def describe_gpu(torch: Any, device: int) -> dict[str, Any]:
+    """The fields of `DeviceFacts`; the uuid as the driver's tools spell it."""
+    properties = torch.cuda.get_device_properties(device)
+    uuid = str(getattr(properties, "uuid", ""))
+    return {
+        "kind": "cuda",
+        "name": properties.name,
+        "uuid": uuid if uuid.startswith(("GPU-", "MIG-")) or not uuid else f"GPU-{uuid}",
+        "total_bytes": properties.total_memory,
+        "arch": f"sm_{properties.major}{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+    }
+
+
+class Driver:
+    """Counts what a device holds for this process: as the driver tells by process, or all that is used of the device
+    where it does not and this process `is_alone`; else 0."""
+
+    def __init__(self, torch: Any, *, is_alone: bool = False) -> None:
+        self._torch, self.is_alone = torch, is_alone
+        self.counted_by = ""
+        """process, device, or nothing where nothing was counted."""
+
+    def read_bytes(self, device: int) -> int:
+        uuid = describe_gpu(self._torch, device)["uuid"]
+        own = process_bytes(uuid) if uuid and self.counted_by != "device" else 0
+        self.counted_by = self.counted_by or ("process" if own else "device" if self.is_alone else "")
+        if self.counted_by != "device":
+            return own
+        free, total = self._torch.cuda.mem_get_info(device)
+        return int(total - free)
 
 
 def device_count() -> int:

@@ -1,4 +1,4 @@
-"""Runs a launch line as it stands on this machine's GPUs, and says what each of its ranks took."""
+"""Runs a launch line as it stands on this machine, and says what each of its ranks took."""
 
 from __future__ import annotations
 
@@ -9,99 +9,27 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from planner.errors import MeasureError
 from planner.job.launching.launchers import take_variables
-from planner.records import from_document, to_plain
+from planner.records import from_plain
 from planner.truth.measuring import nvml
-from planner.truth.measuring.measurement_lines import Levels
-
-SCHEMA = "planner.measured-program/1"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRank:
-    """One rank, on the device of which it took the most. Peaks are those of the whole process, resets or not."""
-
-    rank: int
-    host: str
-    gpu: str
-    uuid: str
-    total_bytes: int
-    peak: Levels
-    end: Levels
-    device_bytes_at_end: int = 0
-    """NVML's figure of the process when it ended; 0 where the driver does not say."""
-    cache_releases: int = 0
-    resets: int = 0
-    """How often the program has set its counters back."""
-    processes: int = 1
-    """How many processes of this rank took memory: restarts, or processes that the program starts itself. The
-    figures are those of the one that took the most."""
-    devices: int = 1
-    """Of how many devices that process took memory."""
-    ended_by: str = ""
-    snapshot: str = ""
-    software: Mapping[str, str] = field(default_factory=dict)
-    allocator_conf: str = ""
-
-    @property
-    def outside_bytes(self) -> int:
-        """Beside the allocator at the end; 0 where the driver does not say what the process holds."""
-        return max(0, self.device_bytes_at_end - self.end.reserved_bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankWithoutFigures:
-    """A rank of the launch line that left no figures, and what is known of why."""
-
-    rank: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredProgram:
-    """A launch line that ran. `exit_code` is that of the command, 128 and the signal's number if a signal ended it."""
-
-    command: tuple[str, ...]
-    exit_code: int
-    date: str
-    seconds: float
-    world_size: int
-    ranks: tuple[MeasuredRank, ...] = ()
-    without_figures: tuple[RankWithoutFigures, ...] = ()
-
-
-def write(path: Path, program: MeasuredProgram) -> None:
-    document = {"schema": SCHEMA, **to_plain(program)}
-    try:
-        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise _unwritable(path, error) from None
-
-
-def _unwritable(path: Path, error: OSError) -> MeasureError:
-    return MeasureError(
-        f"{path} cannot be written: {error.strerror}",
-        allowed="a file in a folder that is there and can be written to",
-        remedy="--output FILE.json",
-        place="--output",
-    )
-
-
-def from_json(document: Mapping[str, Any]) -> MeasuredProgram:
-    """The program that :func:`write` wrote. Raises MeasureError if the document is none."""
-    return from_document(
-        MeasuredProgram, document, SCHEMA, "measured program", error=MeasureError, remedy="measure again"
-    )
-
+from planner.truth.measuring.measurement_lines import (
+    DeviceFacts,
+    MeasuredPhase,
+    Measurement,
+    OutOfMemory,
+    Phases,
+    Truth,
+)
 
 _KILLED = "it imported torch, and ended by a signal or os._exit, which leaves no time to write figures"
 _WITHOUT_CUDA = "it ended without having used CUDA"
@@ -114,10 +42,11 @@ _NEVER_SEEN = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     """How ranks are told: `size` of them; `variable` has a process's rank where RANK is not set, and a world of one
-    needs none."""
+    needs none. `rank` is the only one that is started here, if it is set."""
 
     size: int
     variable: str = ""
+    rank: int | None = None
 
     def rank_of(self, process: Mapping[str, Any]) -> int | None:
         """None for a process that is not a rank, as the launcher's own."""
@@ -128,13 +57,25 @@ class World:
         return 0 if self.size == 1 else None
 
 
-def _ranks_of(
-    processes: Sequence[Mapping[str, Any]], world: World
-) -> tuple[tuple[MeasuredRank, ...], tuple[RankWithoutFigures, ...]]:
-    """The ranks with figures, and those of the world without, by their number."""
-    measured: list[MeasuredRank] = []
-    missing: list[RankWithoutFigures] = []
-    by_rank: dict[int, list[Mapping[str, Any]]] = {rank: [] for rank in range(world.size)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedProgram:
+    """A launch line that ran: its ranks, those without figures among them, and what is kept of no file.
+
+    `problems` are the parts of the PlannerError that ended a rank, by rank.
+    """
+
+    exit_code: int
+    measurements: tuple[Measurement, ...]
+    problems: Mapping[int, Mapping[str, str]]
+
+
+def _measure_ranks(
+    processes: Sequence[Mapping[str, Any]], world: World, about: Measurement
+) -> Iterator[tuple[Measurement, Mapping[str, str]]]:
+    """Each rank of the world by its number, and the problem that ended it."""
+    by_rank: dict[int, list[Mapping[str, Any]]] = {
+        rank: [] for rank in (range(world.size) if world.rank is None else [world.rank])
+    }
     for process in processes:
         number = world.rank_of(process)
         if number is not None:
@@ -144,29 +85,43 @@ def _ranks_of(
         ranks = {(process["host"], process["pid"]) for process in of_rank if "RANK" in process["variables"]}
         own = [process for process in of_rank if (process["host"], process["parent"]) not in ranks]
         with_figures = [process for process in own if process.get("devices")]
+        ended = [process for process in own if process["has_ended"]]
+        last: Mapping[str, Any] = ended[-1] if ended else {"ended_by": "", "problem": {}}
         if with_figures:
-            measured.append(_fullest(rank, with_figures))
-            continue
-        reason = _WITHOUT_CUDA if all(process["has_ended"] for process in own) else _KILLED
-        missing.append(RankWithoutFigures(rank=rank, reason=reason if own else _NEVER_SEEN))
-    return tuple(measured), tuple(missing)
+            measured = _fullest(about, with_figures)
+        else:
+            reason = _WITHOUT_CUDA if len(ended) == len(own) else _KILLED
+            measured = replace(about, error=reason if own else _NEVER_SEEN, ended_by=last["ended_by"])
+        yield replace(measured, rank=rank), last["problem"]
 
 
-def _fullest(rank: int, processes: Sequence[Mapping[str, Any]]) -> MeasuredRank:
-    pairs = [(device, process) for process in processes for device in process["devices"]]
-    device, process = max(pairs, key=lambda pair: pair[0]["peak"]["reserved_bytes"])
-    of_device = {key: device[key] for key in ("uuid", "total_bytes", "device_bytes_at_end", "cache_releases")}
-    of_process = {key: process[key] for key in ("host", "resets", "ended_by", "snapshot", "software", "allocator_conf")}
-    return MeasuredRank(
-        rank=rank,
-        gpu=device["name"],
-        peak=Levels(**device["peak"]),
-        end=Levels(**device["end"]),
+def _fullest(about: Measurement, processes: Sequence[Mapping[str, Any]]) -> Measurement:
+    """The figures of the device of which a process took the most."""
+    pairs = [(_phases(device["phases"]), device, process) for process in processes for device in process["devices"]]
+    phases, device, process = max(pairs, key=lambda pair: max(phase.peak.reserved_bytes for phase in pair[0]))
+    return replace(
+        about,
+        phases=phases,
+        device=from_plain(DeviceFacts, device["facts"]),
+        memory_stats=device["memory_stats"],
         processes=len(processes),
         devices=len(process["devices"]),
-        **of_device,
-        **of_process,
+        categories=process.get("categories", {}),
+        out_of_memory=from_plain(OutOfMemory | None, process["out_of_memory"]),  # type: ignore[arg-type]
+        truth=from_plain(Truth | None, process.get("truth")),  # type: ignore[arg-type]
+        **{name: process[name] for name in _OF_PROCESS},
     )
+
+
+_OF_PROCESS = ("host", "ended_by", "snapshot", "software", "allocator_conf", "device_bytes_by")
+
+
+def _phases(marked: Sequence[Mapping[str, Any]]) -> tuple[MeasuredPhase, ...]:
+    phases = Phases()
+    for written in marked:
+        phase = from_plain(MeasuredPhase, written)
+        phases.add(phase.phase, phase.iteration, phase.peak, phase.end, phase.device_bytes)
+    return phases.all()
 
 
 _HOOK = Path(__file__).parent / "rank_hook"
@@ -185,15 +140,8 @@ def check_gpus() -> None:
     )
 
 
-def measure_program(
-    command: Sequence[str], world: World, output: Path, *, snapshots: Path | None = None
-) -> MeasuredProgram:
-    """Runs the command with the environment of this process and waits for its end.
-
-    What the ranks leave is kept beside `output` until then, where all nodes of a job see it. `snapshots`: a folder for
-    the allocator's history of each rank. Raises MeasureError if the command cannot be started, or nothing be written.
-    """
-    # Before hours of training, not after them. Nothing is left behind.
+def check_writable(output: Path, snapshots: Path | None = None) -> None:
+    """Before hours of training, not after them; of `output` nothing is left behind. Raises MeasureError."""
     try:
         was_there = output.exists()
         with output.open("a", encoding="utf-8"):
@@ -203,26 +151,48 @@ def measure_program(
         if snapshots is not None:
             snapshots.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _unwritable(Path(error.filename), error) from None
+        raise MeasureError(
+            f"{error.filename} cannot be written: {error.strerror}",
+            allowed="a file in a folder that is there and can be written to",
+            remedy="--output FILE.jsonl",
+            place="--output",
+        ) from None
+
+
+def measure_program(
+    command: Sequence[str],
+    world: World,
+    beside: Path,
+    *,
+    environment: Mapping[str, str] = os.environ,
+    snapshots: Path | None = None,
+) -> EndedProgram:
+    """Runs the command and waits for its end.
+
+    What the ranks leave is kept in the folder `beside` until then, which all nodes of a job see. `snapshots`: a folder
+    for the allocator's history of each rank. Raises MeasureError if the command cannot be started.
+    """
     # Variables before the command, which a shell would have taken.
     variables, words = take_variables(command)
-    environment = {**os.environ, **variables}
-    folder = Path(tempfile.mkdtemp(prefix=".planner-measure-", dir=output.absolute().parent))
+    folder = Path(tempfile.mkdtemp(prefix=".planner-measure-", dir=beside.absolute()))
     try:
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         began = time.perf_counter()
-        code = _run(words, environment, folder, with_snapshots=snapshots is not None)
+        code = _run(words, {**environment, **variables}, folder, with_snapshots=snapshots is not None)
         seconds = round(time.perf_counter() - began, 3)
         processes = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-        ranks, missing = _ranks_of(processes, world)
-        if snapshots is not None:
-            ranks = tuple(_keep_snapshot(rank, folder, snapshots) for rank in ranks)
+        about = Measurement(
+            case="", command=tuple(command), device=DeviceFacts(kind="none"), software={}, date=date,
+            world_size=world.size, peers="present" if world.size > 1 else "none", seconds=seconds, exit_code=code,
+        )  # fmt: skip
+        ranks = list(_measure_ranks(processes, world, about))
+        measurements = tuple(
+            rank if snapshots is None else _keep_snapshot(rank, folder, snapshots) for rank, _ in ranks
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return MeasuredProgram(
-        command=tuple(command), exit_code=code, date=date, seconds=seconds, world_size=world.size,
-        ranks=ranks, without_figures=missing,
-    )  # fmt: skip
+    problems = {rank.rank: problem for rank, problem in ranks if problem}
+    return EndedProgram(exit_code=code, measurements=measurements, problems=problems)
 
 
 def _run(words: Sequence[str], environment: Mapping[str, str], folder: Path, *, with_snapshots: bool) -> int:
@@ -252,6 +222,9 @@ def _signals_passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
     def pass_on(number: int, _frame: FrameType | None) -> None:
         child.send_signal(number)
 
+    if threading.current_thread() is not threading.main_thread():  # which alone hears signals
+        yield
+        return
     before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
     before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda _number, _frame: None)
     try:
@@ -261,9 +234,10 @@ def _signals_passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _keep_snapshot(rank: MeasuredRank, folder: Path, snapshots: Path) -> MeasuredRank:
+def _keep_snapshot(rank: Measurement, folder: Path, snapshots: Path) -> Measurement:
     if not rank.snapshot:
         return rank
     name = f"rank-{rank.rank}.pickle"
+    snapshots.mkdir(parents=True, exist_ok=True)
     shutil.move(folder / rank.snapshot, snapshots / name)
     return replace(rank, snapshot=name)

@@ -30,13 +30,8 @@ def software() -> dict[str, str]:
 def device_facts(device: torch.device) -> DeviceFacts:
     if device.type != "cuda":
         return DeviceFacts(kind=device.type, name=platform.machine())
-    properties = torch.cuda.get_device_properties(device)
     return DeviceFacts(
-        kind="cuda",
-        name=properties.name,
-        total_bytes=properties.total_memory,
-        arch=f"sm_{properties.major}{properties.minor}",
-        multiprocessors=properties.multi_processor_count,
+        **nvml.describe_gpu(torch, torch.cuda.current_device() if device.index is None else device.index)
     )
 
 

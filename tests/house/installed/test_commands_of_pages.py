@@ -36,7 +36,7 @@ ONLY_PARSED = {
     "docs/out-of-memory.md: planner explain train.log --job slurm/4711 --server URL":
         "a service, which stores how the job ended",
     "docs/run.md: PYTHONPATH=Megatron-LM planner run --gpu B200-SXM-180GB": "Megatron-LM",
-    "docs/run.md: planner measure -- torchrun --nproc-per-node 8 train.py": "8 GPUs; writes measured.json",
+    "docs/run.md: planner measure -- torchrun --nproc-per-node 8 train.py": "8 GPUs; writes measurements.jsonl",
     "docs/search.md: planner search meta-llama/Llama-3.1-70B --gpus 64xH100": "120 s",
     "docs/search.md: planner search job.yaml --gpus 64 --gpu H100,A100": "120 s",
     "docs/search.md: planner sweep job.yaml micro_batch_size=1..8": "minutes",

@@ -157,10 +157,10 @@ FAMILIES: dict[str, tuple[str, int, Make]] = {
     ),
     "measurements": ("measurements", 400, lambda n: b"\n".join([measurement_lines.line(MEASUREMENT).encode()] * n)),
     "blank lines": ("measurements", 200_000, lambda n: b"\n" * n),
-    "phases": (
+    "words of a command": (
         "measurements", 4_000,
         lambda n: json.dumps(
-            {**json.loads(measurement_lines.line(MEASUREMENT)), "marks": [["forward", 1, 1]] * n}
+            {**json.loads(measurement_lines.line(MEASUREMENT)), "command": ["python"] * n}
         ).encode(),
     ),
     "messages that never end": ("log", 3_000, lambda n: b"CUDA out of memory. Tried to allocate " * n),

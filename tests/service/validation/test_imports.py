@@ -9,7 +9,7 @@ PROGRAM = """
 import sys
 import planner.service.validation.measuring_process, planner.service.validation.measuring_process
 early = {'torch', 'ray', 'pydantic'} & set(sys.modules)
-import planner.truth.measuring.measure, planner.job.loading
+import planner.truth.measuring.job_rank, planner.job.loading
 print(sorted(early), sorted({'ray', 'pydantic', 'planner.paper'} & set(sys.modules)))
 """
 

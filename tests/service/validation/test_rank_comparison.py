@@ -58,7 +58,7 @@ def measured(device: DeviceFacts = GPU, **more: Any) -> Measurement:
     about = Measurement(
         case="small", job={}, device=device, software=SOFTWARE, date="2026-01-02T03:04:05+00:00",
         phases=(load, forward), categories={"parameter": 40 * MIB},
-        device_bytes_by="process" if reserved else "", context_bytes=500 * MIB if reserved else 0,
+        device_bytes_by="process" if reserved else "",
     )  # fmt: skip
     return dataclasses.replace(about, **more)
 

@@ -22,8 +22,8 @@ from cpu_runs_worker import MOST_SECONDS
 
 from planner.events import Alloc, Category, Event, Phase, Role
 from planner.host_events import HostEvent
+from planner.truth.measuring.host_recorder import COLLECTIVES
 from planner.truth.measuring.measurement_lines import MeasuredPhase, Measurement, most_by_category, phases_of
-from planner.truth.measuring.recorders import COLLECTIVES
 from planner.versions import torch_at_hand
 
 _HERE = Path(__file__).parent

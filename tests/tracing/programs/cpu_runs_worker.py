@@ -15,10 +15,12 @@ import importlib
 import json
 import os
 import pickle
+import runpy
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
@@ -31,7 +33,7 @@ _NEEDED = (
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
-    "planner.truth.measuring.measure",
+    "planner.truth.measuring.job_rank",
     "planner.training.pipelined_loop",
 )
 
@@ -53,14 +55,80 @@ def _nothing_refused() -> Any:
 
 
 def for_real(job: Any, rank: int) -> dict[str, Any]:
+    """The rank's program as `planner measure` runs it, but all runs in this process: a world's ranks are forked from
+    one, and a start of each would take minutes."""
     import torch
 
-    from planner.truth.measuring.measure import measure
+    from planner.training import absent_peers
+    from planner.truth.measuring.measure import make_setting, measure_until_runs_agree
 
-    peers = "present" if torch.distributed.is_initialized() else "absent"
-    with _nothing_refused():
-        measured = measure(job, torch.device("cpu"), rank=rank, peers=peers)
-    return {"events": measured.events, "measurement": measured.measurement, "ddp": dict(measured.measurement.ddp)}
+    meets = torch.distributed.is_initialized()
+    with _nothing_refused(), ExitStack() as stack:
+        setting = make_setting(job, "cpu", rank, meeting="here" if meets else "")
+        if setting.peers == "absent" or (setting.peers == "none" and setting.by_deepspeed):
+            stack.enter_context(absent_peers.join(rank, setting.world_size))
+        stack.enter_context(absent_peers.take_every_step())
+        variables = {"RANK": str(rank), "WORLD_SIZE": str(setting.world_size), "LOCAL_RANK": "0"}
+        stack.enter_context(mock.patch.dict(os.environ, {**variables, "DS_ACCELERATOR": "cpu"}))
+        runs: list[_Run] = []
+
+        def once() -> dict[int, Any]:
+            runs.append(_run_once(job, setting))
+            mine = [runs[-1].measurement]
+            if not meets:
+                return {rank: mine[0]}
+            every: list[Any] = [None] * setting.world_size
+            torch.distributed.all_gather_object(every, mine[0])  # ranks that are there have to run equally often
+            return dict(enumerate(every))
+
+        best = measure_until_runs_agree(once)[rank]
+    run = next(run for run in runs if run.measurement.phases == best.phases)
+    return {"events": run.events, "measurement": best, "ddp": run.ddp}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    measurement: Any
+    events: tuple[Any, ...]
+    ddp: dict[str, Any]
+
+
+def _run_once(job: Any, setting: Any) -> _Run:
+    import torch
+
+    from planner.job.loading import bundle
+    from planner.truth.measuring.host_recorder import HostRecorder
+    from planner.truth.measuring.job_rank import recorded
+    from planner.truth.measuring.measurement_lines import Measurement, Truth, most_by_category, phases_of
+    from planner.truth.measuring.software import device_facts, software
+
+    recorder = HostRecorder()
+    gc.collect()
+    arguments = ["planner.programs.train", json.dumps(bundle(job)), "--device", "cpu"]
+    with mock.patch.object(sys, "argv", arguments), recorder.profile():
+        with recorded(recorder, "cpu", by_deepspeed=setting.by_deepspeed):
+            left = runpy.run_module(arguments[0], run_name="__main__")
+        gc.collect()
+    ddp = _account_of(left["trained"].model)
+    del left
+    found = recorder.build_recording()
+    measurement = Measurement(
+        case=job.metadata.name, job=bundle(job), device=device_facts(torch.device("cpu")), software=software(), date="",
+        phases=phases_of(found.events), rank=setting.rank, world_size=setting.world_size, peers=setting.peers,
+        categories=most_by_category(found.events),
+        truth=Truth(runs=1, agreeing=1, net_bytes=found.net_bytes, live_bytes=found.live_bytes),
+    )  # fmt: skip
+    return _Run(measurement, found.events, ddp)
+
+
+def _account_of(model: Any) -> dict[str, Any]:
+    """What DistributedDataParallel says of its buckets: their sizes, rebuilt or not, the hook's name."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    if not isinstance(model, DistributedDataParallel):
+        return {}
+    logged = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    return {key: value for key, value in logged.items() if isinstance(value, str | int | float | bool)}
 
 
 def main(kind: str, *words: str) -> None:

@@ -15,8 +15,9 @@ import torch
 
 from planner.job.loading import load_yaml
 from planner.training import step
+from planner.truth.measuring.host_recorder import HostRecorder
+from planner.truth.measuring.job_rank import recorded
 from planner.truth.measuring.measurement_lines import phases_of
-from planner.truth.measuring.recorders import HostRecorder, recorded
 
 
 def measure(spec: str) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def measure(spec: str) -> dict[str, Any]:
     recorder, device = HostRecorder(), torch.device("cpu")
     gc.collect()
     with recorder.profile():
-        with recorded(recorder, device, by_deepspeed=False):
+        with recorded(recorder, "cpu", by_deepspeed=False):
             outcome = step.run(load_yaml(spec), device)
         gc.collect()
     del outcome

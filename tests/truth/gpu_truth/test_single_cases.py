@@ -36,7 +36,7 @@ def test_streams_and_pools_run_what_a_cpu_has_of_them(tmp_path: Path, name: str)
 
 
 def test_a_program_runs_unedited_and_leaves_no_figures_where_there_is_no_gpu(tmp_path: Path) -> None:
-    found = measured("program-fine-tune", tmp_path).operator["program"]
+    found = measured("program-fine-tune", tmp_path)
 
-    assert (found["exit_code"], found["ranks"]) == (0, [])
-    assert [each["reason"] for each in found["without_figures"]] == ["it ended without having used CUDA"]
+    assert (found.command[0], found.exit_code, found.phases) == ("python", 0, ())
+    assert found.operator["without_figures"] == "it ended without having used CUDA"

@@ -37,7 +37,6 @@ def measurement() -> Callable[..., Measurement]:
             "phases": phases,
             "categories": {"parameter": 100, "gradient": 100},
             "truth": Truth(runs=2, agreeing=2, net_bytes=10, live_bytes=10),
-            "marks": (("load", 0, 1_000_000),),
         }
         return Measurement(**{**given, **changes})
 

@@ -209,12 +209,14 @@ def test_the_gpu_is_named_as_its_driver_does_and_its_bytes_are_told(
     gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch.cuda as on a GPU of 1000 bytes, of which 300 are free, where the driver tells nothing of processes."""
-    properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", uuid="6b2e0a5c-1f", total_memory=1000)
+    properties = SimpleNamespace(
+        name="NVIDIA H100 80GB HBM3", uuid="6b2e0a5c-1f", total_memory=1000, major=9, minor=0, multi_processor_count=132
+    )
     answers = {
         "is_initialized": lambda: True,
         "current_device": lambda: 0,
         "get_device_properties": lambda _: properties,
-        "mem_get_info": lambda: (300, 1000),
+        "mem_get_info": lambda _: (300, 1000),
         "memory_stats": gpu.read,
     }
     for name, answer in answers.items():

@@ -21,9 +21,10 @@ from planner.report.statement import (
     Verdict,
     to_json,
 )
-from planner.truth.measuring.measurement_lines import Levels
-from planner.truth.measuring.program import MeasuredProgram, World, from_json, measure_program, write
-from planner.truth.plan_comparison import with_program
+from planner.truth.measuring import measurement_lines
+from planner.truth.measuring.measurement_lines import Levels, Measurement
+from planner.truth.measuring.program import World, measure_program
+from planner.truth.plan_comparison import with_measurement
 
 MIB = 2**20
 TWO_RANKS = ("torchrun", "--nproc-per-node", "2", "train.py")
@@ -40,10 +41,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(program: str, *, ranks: int = 2, snapshots: Path | None = None) -> MeasuredProgram:
+def run(program: str, *, ranks: int = 2, snapshots: Path | None = None) -> tuple[Measurement, ...]:
     Path("train.py").write_text(f"import os, sys\nrank = int(os.environ.get('RANK', 0))\n{program}\n")
     command = TWO_RANKS if ranks == 2 else (sys.executable, "train.py")
-    return measure_program(command, World(size=ranks), Path("measured.json"), snapshots=snapshots)
+    return measure_program(command, World(size=ranks), Path(), snapshots=snapshots).measurements
 
 
 def levels(allocated: int, reserved: int) -> Levels:
@@ -54,11 +55,12 @@ def levels(allocated: int, reserved: int) -> Levels:
 def test_each_rank_has_its_own_peaks() -> None:
     found = run("import torch\ntorch.cuda.take(10 << 20, 20 + rank << 20)\ntorch.cuda.take(1 << 20, 20 + rank << 20)")
 
-    assert [(each.rank, each.peak, each.end.allocated_bytes) for each in found.ranks] == [
+    assert [(each.rank, each.peak, each.phases[-1].end.allocated_bytes) for each in found] == [
         (rank, levels(10 * MIB, (20 + rank) * MIB), MIB) for rank in (0, 1)
     ]
-    assert (found.exit_code, found.without_figures, found.world_size) == (0, (), 2)
-    assert found.ranks[0].software["torch"] == "2.9.1+cu128"
+    assert [(each.exit_code, each.error, each.world_size) for each in found] == [(0, "", 2)] * 2
+    assert found[0].software["torch"] == "2.9.1+cu128"
+    assert (found[0].device.name, found[0].device.arch) == ("NVIDIA A100-SXM4-40GB", "sm_80")
 
 
 @pytest.mark.usefixtures("folder")
@@ -67,9 +69,9 @@ def test_counters_that_a_program_sets_back_lose_nothing() -> None:
         "import torch\ntorch.cuda.take(9 << 20, 9 << 20)\ntorch.cuda.take(1 << 20, 2 << 20)\n"
         "torch.cuda.reset_peak_memory_stats()\nassert torch.cuda.memory_stats()['allocated_bytes.all.peak'] == 1 << 20",
         ranks=1,
-    ).ranks
+    )
 
-    assert (rank.peak.allocated_bytes, rank.peak.reserved_bytes, rank.resets) == (9 * MIB, 9 * MIB, 1)
+    assert (rank.peak.allocated_bytes, rank.peak.reserved_bytes) == (9 * MIB, 9 * MIB)
 
 
 @pytest.mark.usefixtures("folder")
@@ -85,15 +87,14 @@ def test_counters_that_a_program_sets_back_lose_nothing() -> None:
 def test_a_rank_that_left_no_figures_is_named_with_its_reason(ending: str, reason: str) -> None:
     found = run(f"{ending}\ntorch.cuda.take(1 << 20, 2 << 20)")
 
-    assert [each.rank for each in found.ranks] == [0]
-    ((rank, said),) = [(each.rank, each.reason) for each in found.without_figures]
-    assert rank == 1
-    assert reason in said
+    first, second = found
+    assert (first.rank, first.error, second.rank, second.phases) == (0, "", 1, ())
+    assert reason in second.error
 
 
 @pytest.mark.usefixtures("folder")
 def test_an_exception_that_ended_a_rank_stands_with_its_peaks() -> None:
-    (rank,) = run("import torch\ntorch.cuda.take(5 << 20, 6 << 20)\nraise MemoryError('CUDA is full')", ranks=1).ranks
+    (rank,) = run("import torch\ntorch.cuda.take(5 << 20, 6 << 20)\nraise MemoryError('CUDA is full')", ranks=1)
 
     assert (rank.ended_by, rank.peak.allocated_bytes) == ("MemoryError: CUDA is full", 5 * MIB)
 
@@ -103,7 +104,7 @@ def test_what_a_user_has_python_do_first_is_done(folder: Path) -> None:
 
     found = run("import sitecustomize, torch\ntorch.cuda.take(of_the_user << 20, 8 << 20)", ranks=1)
 
-    assert [each.peak.allocated_bytes for each in found.ranks] == [7 * MIB]
+    assert [each.peak.allocated_bytes for each in found] == [7 * MIB]
 
 
 @pytest.mark.usefixtures("folder")
@@ -112,7 +113,7 @@ def test_a_program_finds_torch_without_importing_it_and_is_still_measured() -> N
 
     found = run(f"{looks}\nimport torch\ntorch.cuda.take(1 << 20, 2 << 20)", ranks=1)
 
-    assert len(found.ranks) == 1
+    assert [each.error for each in found] == [""]
 
 
 @pytest.mark.usefixtures("folder")
@@ -122,13 +123,13 @@ def test_what_a_rank_starts_itself_is_not_the_rank() -> None:
 
     found = run(f"import torch\n{started}\ntorch.cuda.take(1 << 20, 2 << 20)")
 
-    assert [(each.rank, each.peak.allocated_bytes) for each in found.ranks] == [(0, MIB), (1, MIB)]
+    assert [(each.rank, each.peak.allocated_bytes) for each in found] == [(0, MIB), (1, MIB)]
 
 
 def test_a_history_is_kept_for_each_rank(folder: Path) -> None:
     found = run("import torch\ntorch.cuda.take(1 << 20, 2 << 20)", snapshots=folder / "histories")
 
-    assert [each.snapshot for each in found.ranks] == ["rank-0.pickle", "rank-1.pickle"]
+    assert [each.snapshot for each in found] == ["rank-0.pickle", "rank-1.pickle"]
     assert sorted(each.name for each in (folder / "histories").iterdir()) == ["rank-0.pickle", "rank-1.pickle"]
 
 
@@ -142,13 +143,9 @@ def test_a_command_ends_with_its_own_exit_code_and_says_what_it_says(
     said = capfd.readouterr()
     assert said.out == "from the program\n"
     assert "planner: rank 0 left no figures: no Python of it that imported torch was seen" in said.err
-    assert said.err.endswith("planner: figures of 0 of 1 ranks in measured.json\n")
-    assert from_json(document_of("measured.json")).exit_code == 7
-    assert sorted(each.name for each in folder.iterdir()) == ["bin", "measured.json", "site", "train.py"]
-
-
-def document_of(path: str) -> dict[str, object]:
-    return json.loads(Path(path).read_text())  # type: ignore[no-any-return]
+    assert said.err.endswith("planner: figures of 0 of 1 ranks in measurements.jsonl\n")
+    assert [each.exit_code for each in measurement_lines.read(Path("measurements.jsonl"))] == [7]
+    assert sorted(each.name for each in folder.iterdir()) == ["bin", "measurements.jsonl", "site", "train.py"]
 
 
 def statement_of_a_run(*, ranks: int) -> Plan:
@@ -175,44 +172,75 @@ def test_both_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     measured = run(
         f"rank and os._exit(0)\nimport torch\ntorch.cuda.take({peak.allocated_bytes}, {peak.reserved_bytes})"
     )
-    write(Path("measured.json"), measured)
+    measurement_lines.append(Path("measured.jsonl"), measured)
     Path("run.json").write_text(json.dumps(to_json(statement)))
 
-    assert cli.main(["compare", "run.json", "measured.json", "--format", "json"]) == 0
+    assert cli.main(["compare", "run.json", "measured.jsonl", "--format", "json"]) == 0
     first, second = json.loads(capsys.readouterr().out)["comparisons"]
     assert [(each["name"], each["error_percent"]) for each in first["peak"]] == [("allocated", 0.0), ("reserved", 0.0)]
     assert (second["case"], second["peak"]) == ("rank 1", [])
     assert second["notes"][0].startswith("no figures: ")
 
-    assert cli.main(["compare", "run.json", "measured.json", "--rank", "0"]) == 0
+    assert cli.main(["compare", "run.json", "measured.jsonl", "--rank", "0"]) == 0
     assert "allocated" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("folder")
 def test_what_cannot_stand_beside_a_run_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     Path("run.json").write_text(json.dumps(to_json(statement_of_a_run(ranks=1))))
-    write(Path("none.json"), run("import torch", ranks=1))
+    measurement_lines.append(Path("none.jsonl"), run("import torch", ranks=1))
     Path("steps.jsonl").write_text("")
-    Path("broken.json").write_text(json.dumps({**document_of("none.json"), "ranks": 3}))
+    Path("broken.json").write_text(json.dumps({**A_PROGRAM, "ranks": 3}, indent=2))
 
     said = []
-    for name in ("none.json", "steps.jsonl", "broken.json"):
+    for name in ("none.jsonl", "steps.jsonl", "broken.json"):
         assert cli.main(["compare", "run.json", name]) == 2
         said.append(capsys.readouterr().err.splitlines()[0])
 
     assert said == [
-        "the measured program has no figures (rank 0: it ended without having used CUDA)",
-        "steps.jsonl is not a measured program, with which a run of a program can be compared",
-        "measured program.ranks: 3 is of a wrong type",
+        "none.jsonl has no measurement of a rank (rank 0: it ended without having used CUDA)",
+        "steps.jsonl has no measurement of a rank",
+        "a measured program lacks something: 'int' object is not iterable",
     ]
+
+
+A_PROGRAM = {
+    "schema": "planner.measured-program/1", "command": list(TWO_RANKS), "exit_code": 3, "date": "2026-11-01",
+    "seconds": 7.5, "world_size": 2,
+    "ranks": [
+        {
+            "rank": 1, "host": "node", "gpu": "NVIDIA A100-SXM4-40GB", "uuid": "0", "total_bytes": 40 << 30,
+            "peak": {"requested_bytes": 5, "allocated_bytes": 6, "active_bytes": 6, "reserved_bytes": 9 * MIB},
+            "end": {"requested_bytes": 1, "allocated_bytes": 2, "active_bytes": 2, "reserved_bytes": 4 * MIB},
+            "device_bytes_at_end": 504 * MIB, "cache_releases": 2, "resets": 1, "processes": 1, "devices": 1,
+            "ended_by": "", "snapshot": "", "software": {"torch": "2.9.1"}, "allocator_conf": "",
+        }
+    ],
+    "without_figures": [{"rank": 0, "reason": "it ended without having used CUDA"}],
+}  # fmt: skip
+
+
+def test_what_was_written_as_one_document_is_still_read(tmp_path: Path) -> None:
+    (tmp_path / "measured.json").write_text(json.dumps(A_PROGRAM, indent=2) + "\n")
+
+    missing, measured = measurement_lines.read(tmp_path / "measured.json")
+
+    assert (missing.rank, missing.error, missing.exit_code) == (0, "it ended without having used CUDA", 3)
+    assert (measured.rank, measured.peak.reserved_bytes, measured.outside_bytes) == (1, 9 * MIB, 500 * MIB)
+    assert (measured.command, measured.device.name, measured.software) == (
+        TWO_RANKS, "NVIDIA A100-SXM4-40GB", {"torch": "2.9.1"},
+    )  # fmt: skip
+    assert measured.memory_stats == {"num_alloc_retries": 2}
 
 
 @pytest.mark.usefixtures("folder")
 def test_device_bytes_are_the_reserved_peak_and_what_was_outside_at_the_end() -> None:
-    measured = run("import torch\ntorch.cuda.take(5 << 20, 9 << 20)\ntorch.cuda.take(0, 4 << 20)", ranks=1)
-    held = replace(measured, ranks=(replace(measured.ranks[0], device_bytes_at_end=504 * MIB),))
+    (measured,) = run("import torch\ntorch.cuda.take(5 << 20, 9 << 20)\ntorch.cuda.take(0, 4 << 20)", ranks=1)
+    phases = tuple(replace(each, device_bytes=504 * MIB) for each in measured.phases)
 
-    (compared,) = with_program(statement_of_a_run(ranks=1), held)
+    compared = with_measurement(
+        statement_of_a_run(ranks=1), replace(measured, phases=phases, device_bytes_by="process")
+    )
 
     assert {each.name: each.measured for each in compared.peak} == {
         "allocated": 5 * MIB, "reserved": 9 * MIB, "device": 509 * MIB, "outside": 500 * MIB,
@@ -225,7 +253,7 @@ def test_device_bytes_are_the_reserved_peak_and_what_was_outside_at_the_end() ->
     [
         (["measure"], "nothing says what to measure"),
         (["measure", "--", *TWO_RANKS], "no GPU that NVIDIA's driver knows"),
-        (["measure", "--device", "cpu", "--output", "no/such/m.json", "--", *TWO_RANKS], "cannot be written"),
+        (["measure", "--device", "cpu", "--output", "no/such/m.jsonl", "--", *TWO_RANKS], "cannot be written"),
         (["measure", "--device", "cpu", "--", "mytrainer", "x"], "is not a known launcher"),
         (["measure", "--device", "cpu", "--", "/no/python3", "x.py"], "cannot be started: No such file"),
         (["measure", "--device", "cuda:1", "--", *TWO_RANKS], "a program chooses its GPUs itself"),
@@ -246,4 +274,4 @@ def test_what_cannot_be_measured_is_said_before_anything_is_started(
     assert ended.out == ""
     assert said in ended.err
     assert "\n  allowed: " in ended.err
-    assert not Path("measured.json").exists()
+    assert not Path("measurements.jsonl").exists()

@@ -79,7 +79,7 @@ def test_a_file_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPat
         ("world_size", 2**63, "measurement.world_size: the number is too large"),
         ("phases", [{"phase": "eval"}], "measurement.phases[0]: iteration is missing"),
         ("memory_stats", {"peak": []}, "measurement.memory_stats.peak: a list is of"),
-        ("marks", [["forward", 1]], "measurement.marks[0]: a list is of a wrong type"),
+        ("command", [["python"]], "measurement.command[0]: a list is of a wrong type"),
     ],
 )
 def test_a_value_of_another_type_is_named(measurement: Build, name: str, value: object, said: str) -> None:

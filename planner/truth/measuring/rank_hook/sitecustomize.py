@@ -1,6 +1,7 @@
 """Waits for the program to import torch, then records its memory; runs the `sitecustomize` that this one hides.
 
-Only Python's own library is needed: the program's environment need not have planner.
+Only Python's own library is needed: the program's environment need not have planner. The program of a job has the
+planner that this folder is of.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-FOLDER = "PLANNER_MEASURE_FOLDER"
+FOLDER, JOB = "PLANNER_MEASURE_FOLDER", "PLANNER_MEASURE_JOB"
 _HERE = os.path.dirname(os.path.realpath(__file__))
 
 
@@ -74,7 +75,20 @@ def _run_the_hidden_one() -> None:
     spec.loader.exec_module(module)
 
 
+def _prepare_job() -> None:
+    """The process ends with the one that has started it, and has this planner, whatever else is called so there."""
+    import typing  # noqa: F401
+
+    sys.path.insert(0, os.path.realpath(os.path.join(_HERE, *[os.pardir] * 4)))
+    from planner.runtime.child import die_with_parent
+
+    sys.path.append(sys.path.pop(0))  # no file beside planner stands for a library
+    die_with_parent(os.getppid())
+
+
 if __name__ == "sitecustomize":
     if os.environ.get(FOLDER):
+        if os.environ.get(JOB):
+            _prepare_job()
         sys.meta_path.insert(0, _TorchFinder())
     _run_the_hidden_one()

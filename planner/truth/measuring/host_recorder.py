@@ -1,15 +1,11 @@
-"""Records what a program asks of its allocator: on a GPU by counters and a snapshot, on the CPU by torch's profiler."""
+"""Records what a program asks of its allocator on the CPU, by torch's profiler."""
 
 from __future__ import annotations
 
 import gc
-import lzma
-import pickle
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,78 +14,6 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from planner.events import Alloc, Category, Event, Free, Mark, Origin, Phase, Role
-from planner.roles.whole_training import TrainingRecorder, watch_training
-from planner.truth.measuring.measurement_lines import Levels, MeasuredPhase, Phases
-
-
-@contextmanager
-def recorded(recorder: TrainingRecorder, device: torch.device, *, by_deepspeed: bool) -> Iterator[None]:
-    """Inside, the recorder hears of a program on this device. Cyclic garbage is collected where the program says so
-    alone, so that frees come at the same places in every run."""
-    engines: Any = nullcontext()
-    if by_deepspeed:
-        from planner.roles.deepspeed import watch_engines
-
-        engines = watch_engines(recorder)
-    was_enabled = gc.isenabled()
-    gc.freeze()  # what was there before, garbage or not, is not looked at: a collection then takes milliseconds
-    gc.disable()
-    try:
-        with watch_training(recorder, device.type), engines:
-            recorder.mark(Phase.LOAD, 0)
-            yield
-    finally:
-        gc.unfreeze()
-        if was_enabled:
-            gc.enable()
-
-
-class CudaWatch:
-    """Follows a program on `device`; it allocates nothing there. `end()` closes the last phase."""
-
-    def __init__(self, device: torch.device, device_bytes: Callable[[], int]) -> None:
-        """`device_bytes` says what the driver counts for this process."""
-        self._device = device
-        self._device_bytes = device_bytes
-        self._phases = Phases()
-        self.now: tuple[Phase, int] = (Phase.LOAD, 0)
-        """The phase that is running, and its iteration."""
-        self._named: dict[tuple[Category, str], tuple[int, int]] = {}
-        self.marks: list[tuple[str, int, int]] = []
-
-    def mark(self, phase: Phase, iteration: int) -> None:
-        if self.marks:
-            self.end()
-        torch.cuda.reset_peak_memory_stats(self._device)
-        self.marks.append((phase.value, iteration, time.time_ns() // 1000))
-        self.now = (phase, iteration)
-
-    def end(self) -> None:
-        """The last phase has ended, or memory ran out in it."""
-        stats = torch.cuda.memory_stats(self._device)
-        peak, end = Levels.of(stats, "peak"), Levels.of(stats, "current")
-        self._phases.add(*self.now, peak, end, self._device_bytes())
-
-    def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
-        local = getattr(tensor, "_local_tensor", tensor)
-        if local.device.type == "cuda":
-            storage = local.untyped_storage()
-            self._named[(category, name)] = (storage.data_ptr(), storage.nbytes())
-
-    @contextmanager
-    def region(self, category: Category, name: str = "") -> Iterator[None]:  # noqa: ARG002
-        yield
-
-    def phases(self) -> tuple[MeasuredPhase, ...]:
-        return self._phases.all()
-
-    def categories(self) -> dict[str, int]:
-        """Bytes of the storages that were named, each counted once; those of gradients are of their last set."""
-        storages: dict[Category, dict[int, int]] = {}
-        for (category, _), (address, size) in self._named.items():
-            storages.setdefault(category, {})[address] = size
-        return {category.value: sum(sizes.values()) for category, sizes in sorted(storages.items())}
-
 
 COLLECTIVES = ("c10d.", "gloo.")
 """How the operators begin in which a process group takes memory for itself, besides what it is given to fill."""
@@ -278,29 +202,3 @@ def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
         return tensor.grad if tensor.is_leaf else None
     except RuntimeError:  # one of several views whose base was written since: it refuses to say, and is not a leaf
         return None
-
-
-_FRAMES = ("frames", "compile_context", "user_metadata")
-
-
-@contextmanager
-def record_history(path: Path | None) -> Iterator[None]:
-    """Inside, the history is recorded, to be written at the end, out of memory or not; without a path nothing is."""
-    if path is None:
-        yield
-        return
-    torch.cuda.memory._record_memory_history(context=None, stacks="python")
-    try:
-        yield
-    finally:
-        snapshot = torch.cuda.memory._snapshot()
-        torch.cuda.memory._record_memory_history(enabled=None)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(lzma.compress(pickle.dumps(_without_frames(snapshot), protocol=4)))
-
-
-def _without_frames(recorded: Any) -> Any:
-    """The same snapshot in which nobody's paths stand."""
-    if isinstance(recorded, dict):
-        return {key: _without_frames(value) for key, value in recorded.items() if key not in _FRAMES}
-    return [_without_frames(item) for item in recorded] if isinstance(recorded, list) else recorded
