@@ -19,12 +19,13 @@ from planner.job.schema import Gpu, Job
 from planner.planning import identity
 from planner.report.statement import Plan
 from planner.runtime.limits import LimitExceededError, Limits
+from planner.runtime.walled_program import WalledProgram
 from planner.runtime.walls import Walls
 from planner.service.errors import ProgramNotAllowedError
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings, split_list
 from planner.tracing.isolated import Isolation
-from planner.tracing.program.rank_process import USUAL_LIMITS, WalledProgram
+from planner.tracing.program.rank_process import USUAL_LIMITS
 from planner.truth.calibration.interval import Calibration
 
 START_SECONDS = 30.0

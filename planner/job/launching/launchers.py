@@ -65,12 +65,16 @@ LAUNCHER_MODULES = {
 
 
 def read_options(
-    words: Sequence[str], table: OptionTable, *, gathered: dict[str, list[str]] | None = None
+    words: Sequence[str],
+    table: OptionTable,
+    *,
+    gathered: dict[str, list[str]] | None = None,
+    passed_over: list[str] | None = None,
 ) -> tuple[dict[str, str | None], list[str]]:
     """Options up to the command, by their names with underscores, and what follows.
 
-    `gathered` gets all values of options that may come often. Raises SpecError for an option that the program does not
-    have.
+    `gathered` gets all values of options that may come often, `passed_over` those that are not known and stand with
+    their value in one word, as a plug-in's may. Raises SpecError for an option that the program does not have.
     """
     options: dict[str, str | None] = {}
     rest, short, alone, with_value = deque(words), table.short, table.alone, table.with_value
@@ -95,7 +99,9 @@ def read_options(
         if name in alone:
             options[name] = value if equals else None
         elif with_value is not None and name not in with_value and name not in table.several:
-            raise unknown_option(written, table.program)
+            if passed_over is None or not equals or any(each.startswith(name) for each in {*with_value, *alone}):
+                raise unknown_option(written, table.program)
+            passed_over.append(word)
         elif equals:
             options[name] = value
         else:

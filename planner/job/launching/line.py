@@ -29,6 +29,7 @@ from planner.job.launching.launchers import (
 )
 from planner.job.launching.layers import Surrounding, Unwrapped, local_text, unwrap
 from planner.job.launching.schedulers import ADDRESS, Starter, Tasks
+from planner.job.launching.scripts import RunScript, run_script
 from planner.job.size_limits import MOST_RANKS
 from planner.job.yaml_text import read_yaml
 from planner.runtime.environments.interpreters import (
@@ -85,6 +86,8 @@ class LaunchLine:
     """Processes of srun or mpirun: each is a rank, or the launcher of a node's ranks."""
     folder: str = ""
     """Where it is started, seen from here."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Texts that its script has written and that it names, by their paths."""
     notes: tuple[str, ...] = ()
     """Sentences on what around it was not run, or is not known."""
     node_gpus: int = 0
@@ -125,16 +128,18 @@ def parse(
     *,
     nodes: int = 1,
     node_gpus: int = 0,
+    run_script: RunScript = run_script,
 ) -> LaunchLine:
     """The parts of a command. `text_of` gives the text of a file that it names, or raises SpecError; `inherited` are
-    variables that a script in it may use. The job has `nodes` with `node_gpus` each (0: nobody has said).
+    variables that a script in it may use, which `run_script` runs. The job has `nodes` with `node_gpus` each (0: nobody
+    has said).
 
     Raises SpecError for a launcher or an option that is not known, and for a world whose size only the machine says.
     """
-    unwrapped = unwrap(words, text_of, inherited or {}, node_gpus)
+    unwrapped = unwrap(words, text_of, inherited or {}, node_gpus, run_script)
     tasks = unwrapped.tasks
     # What a launcher is not told it asks the machine, which is one of the job's.
-    line = _count_ranks(find_launch(unwrapped), unwrapped, lambda path: text_of(unwrapped.path_of(path)))
+    line = _count_ranks(find_launch(unwrapped), unwrapped, unwrapped.read)
     if tasks is None and line.launcher is Launcher.PYTHON:
         line = replace(line, nodes=nodes)
     if tasks is not None:
@@ -143,7 +148,7 @@ def parse(
         raise refused(f"it starts {line.world_size} ranks", f"up to {MOST_RANKS:,}")
     line = replace(
         line, tasks=tasks, environment=unwrapped.environment, folder=unwrapped.folder, notes=unwrapped.notes,
-        node_gpus=node_gpus,
+        node_gpus=node_gpus, files=unwrapped.files,
     )  # fmt: skip
     if node_gpus and line.processes_per_node > node_gpus:
         raise SpecError(

@@ -105,10 +105,12 @@ def job_variables(nodes: int, tasks: int) -> dict[str, str]:
 _REFUSED = ("ntasks_per_gpu", "ntasks_per_socket", "het_group", "multi_prog", "array")
 
 
-def read_srun(words: Sequence[str], batch: Mapping[str, str | None]) -> tuple[Tasks, dict[str, str | None], list[str]]:
+def read_srun(
+    words: Sequence[str], batch: Mapping[str, str | None], passed_over: list[str]
+) -> tuple[Tasks, dict[str, str | None], list[str]]:
     """The processes of an srun line, its options, and the command that each runs; it starts from the options of the
-    `batch` script around it."""
-    own, command = read_options(words, TABLES["srun"])
+    `batch` script around it. `passed_over` gets options of plug-ins."""
+    own, command = read_options(words, TABLES["srun"], passed_over=passed_over)
     inherited = dict(batch)
     if "nodes" in own and "ntasks" not in own:
         inherited.pop("ntasks", None)
@@ -122,13 +124,14 @@ def read_srun(words: Sequence[str], batch: Mapping[str, str | None]) -> tuple[Ta
     return count_tasks({**inherited, **own}, Starter.SRUN), own, command
 
 
-def read_sbatch(words: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
-    """Options of the command line of sbatch, and the script with its arguments."""
-    return read_options(words, replace(TABLES["srun"], program="sbatch of Slurm 25.05"))
+def read_sbatch(words: Sequence[str], passed_over: list[str]) -> tuple[dict[str, str | None], list[str]]:
+    """Options of the command line of sbatch, and the script with its arguments. `passed_over` gets options of
+    plug-ins."""
+    return read_options(words, replace(TABLES["srun"], program="sbatch of Slurm 25.05"), passed_over=passed_over)
 
 
-def read_script_options(text: str, place: str) -> dict[str, str | None]:
-    """Those of the #SBATCH lines, which stand before the first command."""
+def read_script_options(text: str, place: str, passed_over: list[str]) -> dict[str, str | None]:
+    """Those of the #SBATCH lines, which stand before the first command. `passed_over` gets options of plug-ins."""
     written: dict[str, str | None] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.startswith("#"):
@@ -139,7 +142,7 @@ def read_script_options(text: str, place: str) -> dict[str, str | None]:
             words = shlex.split(line[len("#SBATCH") :], comments=True)
         except ValueError as error:
             raise SpecError(f"the line cannot be read: {error}", place=f"{place}:{number}") from None
-        options, rest = read_sbatch(words)
+        options, rest = read_sbatch(words, passed_over)
         if rest:
             raise SpecError(
                 f"{rest[0][:80]!a} is not an option", allowed="options of sbatch", place=f"{place}:{number}"

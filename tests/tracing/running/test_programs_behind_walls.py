@@ -11,9 +11,10 @@ from program_runs import Program, Run
 from planner.errors import ProgramError
 from planner.hardware import catalog
 from planner.job.launching.line import parse
+from planner.runtime.walled_program import WalledProgram
 from planner.runtime.walls import Walls
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
-from planner.tracing.program.rank_process import WalledProgram, run_rank
+from planner.tracing.program.rank_process import run_rank
 
 TRAINS = """
 import torch

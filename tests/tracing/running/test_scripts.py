@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -33,19 +35,20 @@ srun --jobid $SLURM_JOBID bash -c "source activate venv; deepspeed --hostfile=co
 """
 
 
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def script(
-    text: str, *arguments: str, gpus: int = 0, files: dict[str, str] | None = None, **inherited: str
+    text: str, *arguments: str, gpus: int = 0, files: Mapping[str, str] = MappingProxyType({}), **inherited: str
 ) -> LaunchLine:
     """What a script comes to; it is a batch script if it says so."""
-    texts = {"run.sh": text, **(files or {})}
-
-    def text_of(path: str) -> str:
-        if path not in texts:
-            raise SpecError("is not there", place=path)
-        return texts[path]
-
+    for name, content in {"run.sh": text, **files}.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(content)
     starter = "sbatch" if "#SBATCH" in text else "bash"
-    return parse([starter, "run.sh", *arguments], text_of, inherited, node_gpus=gpus)
+    return parse([starter, "run.sh", *arguments], inherited=inherited, node_gpus=gpus)
 
 
 def ranks(found: LaunchLine) -> tuple[str, int, int, str]:
