@@ -163,6 +163,12 @@ def code_isolation(settings: Settings) -> Isolation:
     )
 
 
+def program_walls(settings: Settings) -> Walls:
+    """Around programs, and around the scripts that launch them."""
+    readable = tuple(str(Path(folder).resolve()) for folder in split_list(settings.program_data))
+    return Walls(readable=readable, as_root=settings.factories_as_root, place="program")
+
+
 def describe_walls(settings: Settings) -> str:
     """What the operator has to know of the sandbox for code of users on this node; empty where it is whole, or not
     needed."""
@@ -206,9 +212,7 @@ def build_run_order(
         **({"runs torch": request.torch} if request.torch else {}),
     }
     trace_id = "run-" + _seal(key, canonical_json(parts))
-    readable = tuple(str(Path(folder).resolve()) for folder in split_list(settings.program_data))
-    walls = Walls(readable=readable, as_root=settings.factories_as_root)
-    walled = WalledProgram(walls=walls, folder=request.folder, tarball=request.tarball)
+    walled = WalledProgram(walls=program_walls(settings), folder=request.folder, tarball=request.tarball)
     return Order(
         program=WalledRun(request=request, walled=walled, limits=limits),
         calibration=calibration,

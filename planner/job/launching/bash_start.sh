@@ -2,12 +2,18 @@
 # $PLANNER_STAND_INS: commands in it stand first in PATH, and write down how they were called instead of starting anything.
 # So do commands that are given by their path, Python's console scripts, and whatever is not installed here.
 
-if shopt -qo xtrace; then set +x; PLANNER_TRACED=1; fi 2>/dev/null
-
 __planner_call() { "$PLANNER_STAND_INS/.call" "$@"; }
 command_not_found_handle() { __planner_call "$@"; }
 
-cd() { builtin cd "$@" 2>/dev/null || __planner_call cd "$@"; }
+cd() {
+  builtin cd "$@" 2>/dev/null && return
+  local there inside host  # folders of the host by those of a container, each pair on two lines
+  [ $# -eq 0 ] || there=${!#}
+  while IFS= read -r inside && IFS= read -r host; do
+    case ${there-} in "$inside" | "$inside"/*) builtin cd "$host${there#"$inside"}" 2>/dev/null && return ;; esac
+  done <<< "${PLANNER_MOUNTS-}"
+  __planner_call cd "$@"
+}
 
 git() {
   case ${1-} in
@@ -57,9 +63,8 @@ __planner_look() {
       function) [ "$begun" = exec ] || return 0 ;;
       *) return 0 ;;
     esac
-    case $path in "$PLANNER_STAND_INS"/*) return 0 ;; esac
   fi
-  line=
+  case $path in "$PLANNER_STAND_INS"/*) return 0 ;; esac
   if [ -f "$path" ] && [ -r "$path" ]; then IFS= read -r -n 100 line < "$path" 2>/dev/null; fi
   case $name in
     *.sh) [ -r "$path" ] && eval "function $word { bash \"$path\" \"\$@\"; }" ;;
@@ -80,7 +85,7 @@ __planner_look() {
   return 0
 }
 
+FUNCNEST=200
 RANDOM=1
 set -T
 trap '__planner_look "$BASH_COMMAND" "$LINENO"' DEBUG
-[ -z "${PLANNER_TRACED-}" ] || set -x

@@ -90,6 +90,10 @@ class Unwrapped:
         written = on_host(written, self.mounts)
         return f"{self.folder}/{written}" if self.folder and not written.startswith("/") else written
 
+    def seen(self, path: str) -> str:
+        """A path of :meth:`path_of`, from the folder that was reached."""
+        return os.path.relpath(path, self.folder) if self.folder and not path.startswith("/") else path
+
     def read(self, written: str) -> str:
         """The text of a file that a command names. Raises SpecError where there is none to read."""
         path = os.path.normpath(os.path.join(self.root, self.path_of(written)))
@@ -157,8 +161,8 @@ def unwrap(
             layers.environment[name] = _ADDRESSES[name.lower()]  # names of nodes are none here
         elif UNKNOWN.search(value):
             del layers.environment[name]
-            note = f"${name} comes from {' and '.join(UNKNOWN.findall(value))}, which is not known here: the program runs without it"
-            layers.notes += (note,)
+            sources = " and ".join(UNKNOWN.findall(value))
+            layers.notes += (f"${name} comes from {sources}, which is not known here: the program runs without it",)
     return layers
 
 
@@ -280,14 +284,14 @@ def _sbatch(layers: Unwrapped, words: list[str]) -> bool:
     if not wrapped and not rest:
         raise refused("sbatch has no script", "sbatch SCRIPT")
     place = "--wrap" if "wrap" in options else rest[0] if rest else "the script that sbatch is given"
-    text = wrapped or layers.read(rest[0])
+    text, path = wrapped or layers.read(rest[0]), "" if wrapped else layers.path_of(rest[0])
     layers.batch = {**schedulers.read_script_options(text, place, layers.passed_over), **options}
     layers.tasks = schedulers.count_tasks(layers.batch, Starter.BATCH)
     if layers.node_gpus and layers.tasks.gpus is None:
         layers.inherited = {**layers.inherited, "SLURM_GPUS_ON_NODE": str(layers.node_gpus)}
     _take_slurm(layers, layers.batch)
-    script = ("-c", wrapped, "slurm_script") if wrapped else (on_host(rest[0], layers.mounts), *rest[1:])
-    _run_script(layers, script, text, place)
+    script = ("-c", wrapped, "slurm_script") if wrapped else (layers.seen(path), *rest[1:])
+    _run_script(layers, script, text, place, path)
     return True
 
 
@@ -317,11 +321,11 @@ def _shell(layers: Unwrapped, words: list[str]) -> bool:
 
 def _script(layers: Unwrapped, options: Sequence[str], written: str, *arguments: str) -> None:
     _refuse_unknown([written])
-    text = layers.read(written)
-    _run_script(layers, (*options, on_host(written, layers.mounts), *arguments), text, written)
+    text, path = layers.read(written), layers.path_of(written)
+    _run_script(layers, (*options, layers.seen(path), *arguments), text, written, path)
 
 
-def _run_script(layers: Unwrapped, words: tuple[str, ...], text: str, place: str) -> None:
+def _run_script(layers: Unwrapped, words: tuple[str, ...], text: str, place: str, path: str = "") -> None:
     tasks = layers.tasks
     variables = {**layers.inherited, **(tasks.variables(0) if tasks else {}), **layers.environment}
     of_tasks = _last_task(tasks, text) if tasks else {}
@@ -331,7 +335,8 @@ def _run_script(layers: Unwrapped, words: tuple[str, ...], text: str, place: str
         variables=variables,
         tried={**{name: mark(f"${name}") for name in unset_variables(text, variables)}, **of_tasks},
         folder=layers.folder,
-        files=layers.files,
+        files={**layers.files, **({path: text} if path else {})},
+        mounts=layers.mounts,
         gpus=layers.gpus,
         stand_ins=STAND_INS,
     )
@@ -339,7 +344,7 @@ def _run_script(layers: Unwrapped, words: tuple[str, ...], text: str, place: str
     layers.files |= run.files
     layers.root = run.root
     if run.asks_for_gpus:
-        _refuse_unknown([mark("nvidia-smi or device_count")])
+        _refuse_unknown([mark("how many GPUs nvidia-smi or torch.cuda.device_count finds")])
     found = find_launch_call(run, place)
     chosen = set_beside(found.call, run.tried[found.at], of_tasks) if found.at < len(run.tried) else found.call
     layers.notes += found.notes

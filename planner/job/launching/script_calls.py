@@ -1,4 +1,4 @@
-"""Finds among the commands that a script has called the one that trains, and says of the others that they were not run."""
+"""Finds among the commands that a script has called the one that trains, and says what became of the others."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class FoundLaunch:
 def find_launch_call(run: ScriptRun, place: str) -> FoundLaunch:
     """The call that trains: one that starts ranks before others. Raises SpecError where there is none, and where
     several may be meant."""
-    launches = [call for call in run.calls if _launches(call.words)]
+    values = {source for call in run.calls for word in call.words for source in UNKNOWN.findall(word)}
+    launches = [call for call in run.calls if _launches(call.words) and f"$({' '.join(call.words)})" not in values]
     if not launches:
         raise _no_launch(run, place)
     launches = [launch for launch in launches if _launches_ranks(launch.words)] or launches
@@ -86,19 +87,15 @@ def find_launch_call(run: ScriptRun, place: str) -> FoundLaunch:
 
 
 def _no_launch(run: ScriptRun, place: str) -> SpecError:
-    allowed = "torchrun, accelerate launch, deepspeed, srun, mpirun, python with a program"
-    if not run.exit_code:
-        return SpecError(
-            "the script has no launch line",
-            allowed=allowed,
-            remedy="write the launch line that the script comes to",
-            place=place,
-        )
     said = f": it says {run.said!a}" if run.said else ""
     return SpecError(
-        f"the script ends in line {run.line}, before it starts a program{said}",
-        allowed=allowed,
-        remedy="give what the script asks for (its arguments; NAME=value before the command)",
+        f"the script ends{f' in line {run.line}' if run.line else ''}, before it starts a program{said}"
+        if run.exit_code
+        else f"the script has no launch line{said}",
+        allowed="torchrun, accelerate launch, deepspeed, srun, mpirun, python with a program",
+        remedy="give what the script asks for (its arguments; NAME=value before the command)"
+        if run.exit_code
+        else "write the launch line that the script comes to",
         place=place,
     )
 
@@ -143,6 +140,9 @@ def set_beside(call: Call, again: Call, of_tasks: Mapping[str, str]) -> Call:
     """The call with marks for what is not known of it: `again` is the same one where variables that nobody has set are
     marks, and where `of_tasks` have the values of another task. Raises SpecError where tasks start different lines."""
     cause = mark(" and ".join(f"${name}" for name in of_tasks))
+    without = [UNKNOWN.sub("", word) for word in again.words]
+    if [word for word in without if word] == [word for word in call.words if word]:
+        call = replace(call, words=again.words)  # where a variable is not set, a word may be missing
     if len(call.words) != len(again.words) or _program_name(call.words) != _program_name(again.words):
         if of_tasks:
             raise refused(f"{UNKNOWN.findall(cause)[0]} decides what a task starts", "the same command on each task")

@@ -40,7 +40,7 @@ _MOST_TEXT_BYTES = MIB
 """Of a file that the script writes and a command names."""
 _LONGEST_SAID = 200
 _HERE = Path(__file__).parent
-_OWN_VARIABLES = re.compile(r"BASH_\w*|BASH_FUNC_.*|SHLVL|_|PWD|OLDPWD|PLANNER_(?:STAND_INS|GPUS|PYTHON|TRACED)")
+_OWN_VARIABLES = re.compile(r"BASH_\w*|BASH_FUNC_.*|SHLVL|_|PWD|OLDPWD|PLANNER_(?:STAND_INS|GPUS|MOUNTS|PYTHON)")
 _WORDS_OF_FILES = re.compile(r"[\s=,;:'\"()]+")
 _NEWCOMERS = 0x20000000 | 0x40000000 | 0x08000000
 """CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC (linux/sched.h)."""
@@ -56,10 +56,14 @@ class Script:
     variables: Mapping[str, str]
     tried: Mapping[str, str] = field(default_factory=dict)
     """Variables of a second run: those that nobody has set, as marks, or those of another task."""
+    root: str = ""
+    """From where folders are seen; empty: where planner runs, or the folder of a program that is walled."""
     folder: str = ""
-    """Where it is started, seen from where planner runs."""
+    """Where it is started."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Texts that a script around it has written, by their paths."""
+    """Texts by their paths: its own, as it was read, and those that a script around it has written."""
+    mounts: Mapping[str, str] = field(default_factory=dict)
+    """Folders of this machine by those of the container in which it is started."""
     gpus: int = 0
     """Of a node; 0: nobody has said."""
     stand_ins: tuple[str, ...] = ()
@@ -170,10 +174,12 @@ def answer_script(argument: tuple[Script, WalledProgram | None, bool], answer: A
         walled.enter()
     else:
         _leave_machine(script.place, is_covered=is_covered)
-    root = os.getcwd()
+    root = script.root or os.getcwd()
     for path, text in script.files.items():
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        Path(path).write_text(text, encoding="utf-8")
+        file = Path(root, path)
+        if not file.is_file() or file.read_text(encoding="utf-8", errors="replace") != text:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
     folder = os.path.join(root, script.folder)
     if not os.path.isdir(folder):
         raise SpecError(
@@ -226,6 +232,7 @@ def _run_bash(script: Script, variables: Mapping[str, str], root: str, own: Path
         "BASH_ENV": str(_HERE / "bash_start.sh"),
         "PLANNER_STAND_INS": str(own),
         "PLANNER_GPUS": str(script.gpus),
+        "PLANNER_MOUNTS": "\n".join(path for pair in script.mounts.items() for path in pair),
         "PLANNER_PYTHON": sys.executable,
     }
     with open(own / ".said", "wb") as said:
@@ -243,7 +250,7 @@ def _run_bash(script: Script, variables: Mapping[str, str], root: str, own: Path
         root=root,
         exit_code=ended.returncode,
         line=line.read_text(encoding="utf-8", errors="replace") if line.is_file() else "",
-        said=lines[-1] if lines else "",
+        said=next((text for text in lines if "syntax error" in text), lines[-1] if lines else ""),
         asks_for_gpus=(own / ".asked").exists(),
     )
 

@@ -114,7 +114,9 @@ def lasting_server() -> ForkServer:
 
 def _refuse_absent(order: ProgramOrder) -> None:
     folder = Path(order.line.folder)
-    if not folder.is_dir() or not (order.line.is_module or (folder / order.line.program).is_file()):
+    program = folder / order.line.program
+    is_written = os.path.abspath(program) in order.line.files
+    if not folder.is_dir() or not (order.line.is_module or is_written or program.is_file()):
         raise ProgramError(
             "there is no such program",
             allowed="a path from the folder where planner runs",
@@ -163,14 +165,25 @@ def answer_rank(argument: Argument, answer: AnswerWriter) -> None:
     os.environ.update(environment)
     if walled is not None:  # what it writes there is gone with it
         walled.enter()
-        _refuse_absent(order)
     elif not order.writes:
         overlay.discard_writes(_DISCARDED_BYTES, kept=kept_folders())
+    _write_files(order.line.files)
+    if walled is not None:
+        _refuse_absent(order)
     _answer(order, answer, may_become=walled is None)
+
+
+def _write_files(files: Mapping[str, str]) -> None:
+    """What the launch script has written for the program."""
+    for path, text in files.items():
+        with suppress(OSError):  # the program says what it lacks
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            Path(path).write_text(text, encoding="utf-8")
 
 
 def answer_launched(order: ProgramOrder, answer: AnswerWriter) -> None:
     """As :func:`answer_rank`, of a launch line that the program itself has started: this process was its."""
+    _write_files(order.line.files)
     _refuse_absent(order)
     _answer(order, answer, may_become=True)
 

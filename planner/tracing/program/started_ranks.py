@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from multiprocessing import process as processes
 from pathlib import Path, PurePath
 from types import CodeType, FunctionType, ModuleType
@@ -14,6 +15,7 @@ from typing import Any, NoReturn
 from planner.errors import ProgramError, SpecError
 from planner.job.launching.launchers import LAUNCHER_MODULES
 from planner.job.launching.line import Launcher, LaunchLine, parse
+from planner.job.launching.scripts import Script, ScriptRun, run_script
 from planner.runtime.own_code import is_programs
 from planner.tracing.program import program_files
 from planner.tracing.program.assumptions import About, Assumptions, current_place
@@ -23,6 +25,7 @@ Become = Callable[[LaunchLine, Mapping[str, str]], NoReturn]
 """This process becomes a rank of another launch line, with these variables."""
 _REACHES_GPU = re.compile(r"cuda|nccl|init_process_group|Accelerator|Trainer")
 """Beginnings of names and texts in a function that trains on a GPU, or joins the ranks that do."""
+_STARTS_PROGRAMS = re.compile(r"python|torchrun|accelerate|deepspeed|srun|mpi|[.](?:py|sh)\b|\$")
 _MOST_FUNCTIONS = 500
 _RANK = ("RANK", "LOCAL_RANK")
 _CHANGE = "let a launcher start the ranks: torchrun --nproc-per-node N behind --, or accelerate launch"
@@ -170,7 +173,10 @@ class StartedRanks:
                 raise SpecError(f"cannot be read: {error}", place=path) from None
 
         try:
-            launched = parse(words, text_of, environment, nodes=line.nodes, node_gpus=line.node_gpus)
+            launched = parse(
+                words, text_of, environment, nodes=line.nodes, node_gpus=line.node_gpus,
+                run_script=partial(_run_script, folder, is_covered=not self._order.writes),
+            )  # fmt: skip
         except SpecError as error:
             if _starts_ranks(words):
                 raise ProgramError(
@@ -295,6 +301,14 @@ def _starts_ranks(words: Sequence[str]) -> bool:
     first, *rest = (PurePath(word).name for word in words[:3])
     is_module = rest[:1] == ["-m"] and words[2] in LAUNCHER_MODULES
     return first in ("torchrun", "deepspeed") or [first, *rest[:1]] == ["accelerate", "launch"] or is_module
+
+
+def _run_script(folder: str, script: Script, *, is_covered: bool) -> ScriptRun:
+    """A script that the program starts in this folder; one whose text names nothing that starts programs is the
+    program's own to run."""
+    if "-c" in script.words and not _STARTS_PROGRAMS.search(" ".join(script.words)):
+        return ScriptRun(calls=())
+    return run_script(replace(script, root=os.path.abspath(folder)), is_covered=is_covered)
 
 
 def _process_name(process: processes.BaseProcess) -> str:
