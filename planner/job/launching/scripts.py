@@ -110,25 +110,17 @@ def mark(source: str) -> str:
     return f"\ue000{source.translate(_MARKS)}\ue001"
 
 
-def run_script(script: Script, walled: WalledProgram | None = None, *, is_covered: bool = False) -> ScriptRun:
+def run_script(script: Script, walled: WalledProgram | None = None) -> ScriptRun:
     """What becomes of the script: behind walls with a program's own files if it is `walled`, else on this machine,
-    where nothing that it writes stays. `is_covered`: so it is with all that this process writes.
+    where nothing that it writes stays.
 
-    Raises SpecError for a script that exceeds its limits, or where it cannot be run.
+    Raises SpecError for a script that exceeds its limits, or where it cannot be run, WallsError where there are none.
     """
-    task = Task("planner.job.launching.scripts:answer_script", (script, walled, is_covered))
+    task = Task("planner.job.launching.scripts:answer_script", (script, walled))
     walls = walled.walls_with({}) if walled is not None else None
     answer = running.run(task, LIMITS, walls=walls)
     if (exceeded := messages.exceeded_limit(answer, LIMITS)) is not None:
-        what = (
-            f"ended within {LIMITS.seconds:g} s" if exceeded.limit is Limit.SECONDS else "within its memory and tasks"
-        )
-        raise SpecError(
-            f"the script is not {what}",
-            allowed="a script that comes to its launch line: what starts programs is not started in it",
-            remedy="write the launch line that the script comes to",
-            place=script.place,
-        )
+        raise _beyond_limits(script, exceeded.limit)
     messages.raise_failure(answer)
     try:
         return _read_run(answer.parts["run"])
@@ -139,6 +131,18 @@ def run_script(script: Script, walled: WalledProgram | None = None, *, is_covere
             remedy="write the launch line that the script comes to",
             place=script.place,
         ) from None
+
+
+def _beyond_limits(script: Script, limit: Limit) -> SpecError:
+    is_late = limit is Limit.SECONDS
+    return SpecError(
+        f"the script does not end within {LIMITS.seconds:g} s"
+        if is_late
+        else f"the script exceeds its limit of {limit}",
+        allowed="a script that comes to its launch line: what starts programs is not started in it",
+        remedy="write the launch line that the script comes to",
+        place=script.place,
+    )
 
 
 def _read_run(content: bytes) -> ScriptRun:
@@ -167,13 +171,21 @@ def _shown(word: object) -> str:
     return str(word).replace(_SPACE, " ")
 
 
-def answer_script(argument: tuple[Script, WalledProgram | None, bool], answer: AnswerWriter) -> None:
+def answer_script(argument: tuple[Script, WalledProgram | None], answer: AnswerWriter) -> None:
     """The child's side: the run as JSON."""
-    script, walled, is_covered = argument
+    script, walled = argument
     if walled is not None:
         walled.enter()
     else:
-        _leave_machine(script.place, is_covered=is_covered)
+        _leave_machine(script.place)
+    answer.write("run", json.dumps(asdict(run_here(script))).encode())
+
+
+def run_here(script: Script) -> ScriptRun:
+    """What becomes of the script in this process, which is behind walls, or covered, as all that it starts.
+
+    Raises SpecError for one that takes too long, and for a folder that is not there.
+    """
     root = script.root or os.getcwd()
     for path, text in script.files.items():
         file = Path(root, path)
@@ -190,24 +202,22 @@ def answer_script(argument: tuple[Script, WalledProgram | None, bool], answer: A
         if script.tried:
             again = _run_bash(script, {**script.variables, **script.tried}, root, Path(own, "again"))
             run = replace(run, tried=again.calls)
-    answer.write("run", json.dumps(asdict(run)).encode())
+    return run
 
 
-def _leave_machine(place: str, *, is_covered: bool) -> None:
+def _leave_machine(place: str) -> None:
     """Nothing that is written stays, no network is there, and no other process."""
     try:
         overlay.discard_writes(_WRITTEN_BYTES)
         if ctypes.CDLL(None, use_errno=True).unshare(_NEWCOMERS) != 0:
             raise PlannerError(f"unshare: {os.strerror(ctypes.get_errno())}")
     except PlannerError as error:
-        if not is_covered:
-            raise SpecError(
-                f"scripts are not run on this machine: {error.problem}",
-                allowed="Linux with overlayfs, as root or where users may have namespaces of their own",
-                remedy="write the launch line that the script comes to",
-                place=place,
-            ) from None
-        return
+        raise SpecError(
+            f"scripts are not run on this machine: {error.problem}",
+            allowed="Linux with overlayfs, as root or where users may have namespaces of their own",
+            remedy="write the launch line that the script comes to",
+            place=place,
+        ) from None
     if child := os.fork():  # a namespace of processes begins with the next one
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
@@ -237,10 +247,13 @@ def _run_bash(script: Script, variables: Mapping[str, str], root: str, own: Path
     }
     with open(own / ".said", "wb") as said:
         started = os.fstat(said.fileno()).st_ctime_ns
-        ended = subprocess.run(
-            ["bash", *script.words], cwd=os.path.join(root, script.folder), env=environment,
-            stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, check=False,
-        )  # fmt: skip
+        try:
+            ended = subprocess.run(
+                ["bash", *script.words], cwd=os.path.join(root, script.folder), env=environment,
+                stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, check=False, timeout=LIMITS.seconds,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise _beyond_limits(script, Limit.SECONDS) from None
     calls = [_call(file, environment, root, str(own)) for file in _in_order(own / ".calls")]
     lines = (own / ".said").read_bytes()[-_MOST_TEXT_BYTES:].decode(errors="replace").strip().splitlines()
     line = own / ".line"

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from planner.errors import ProgramError, SpecError
 from planner.job.launching.launchers import LAUNCHER_MODULES
 from planner.job.launching.line import Launcher, LaunchLine, parse
-from planner.job.launching.scripts import Script, ScriptRun, run_script
+from planner.job.launching.scripts import Script, ScriptRun, run_here, run_script
 from planner.runtime.own_code import is_programs
 from planner.tracing.program import program_files
 from planner.tracing.program.assumptions import About, Assumptions, current_place
@@ -41,6 +41,7 @@ class StartedRanks:
         self._order, self._assumptions, self._become, self._end = order, assumptions, become, end
         self.nodes, self.per_node = order.line.nodes, order.line.processes_per_node
         self._waiting: list[processes.BaseProcess] = []
+        self._is_looking = False
         self._others: set[int] = set()
 
     def spawn(self, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,7 +144,13 @@ class StartedRanks:
         that launches ranks, or a program that trains, becomes this process; any other one works on the host."""
         if words[1:3] == ["-m", "submitit.local._local"]:
             self._refuse_submission(environment.get("SUBMITIT_LOCAL_NTASKS", ""))
-        launched = self._launch_events(words, folder, environment)
+        if self._is_looking:  # what runs a script to see what it starts
+            return False
+        self._is_looking = True
+        try:
+            launched = self._launch_events(words, folder, environment)
+        finally:
+            self._is_looking = False
         if launched is None:
             return False
         own = next((name for name in _RANK if environment.get(name, "").isdigit()), "")
@@ -308,7 +315,8 @@ def _run_script(folder: str, script: Script, *, is_covered: bool) -> ScriptRun:
     program's own to run."""
     if "-c" in script.words and not _STARTS_PROGRAMS.search(" ".join(script.words)):
         return ScriptRun(calls=())
-    return run_script(replace(script, root=os.path.abspath(folder)), is_covered=is_covered)
+    script = replace(script, root=os.path.abspath(folder))
+    return run_here(script) if is_covered else run_script(script)
 
 
 def _process_name(process: processes.BaseProcess) -> str:
