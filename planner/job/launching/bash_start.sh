@@ -68,7 +68,7 @@ __planner_look() {
   if [ -f "$path" ] && [ -r "$path" ]; then IFS= read -r -n 100 line < "$path" 2>/dev/null; fi
   case $name in
     *.sh) [ -r "$path" ] && eval "function $word { bash \"$path\" \"\$@\"; }" ;;
-    python[0-9.]* | *.py) eval "function $word { __planner_call \"$word\" \"\$@\"; }" ;;
+    python | python[0-9.]* | *.py) eval "function $word { __planner_call \"$word\" \"\$@\"; }" ;;
     *)
       case $line in
         '#!'*python*) eval "function $word { __planner_call \"$word\" \"\$@\"; }" ;;

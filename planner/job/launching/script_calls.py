@@ -101,23 +101,28 @@ def _no_launch(run: ScriptRun, place: str) -> SpecError:
 
 
 def _which_of(lines: Sequence[Sequence[str]], place: str) -> str:
-    """Of several lines of one program, the last is planned: which one that is, by the words that differ."""
-    *others, planned = [_differing(words, lines) for words in lines]
-    shown = "; ".join(dict.fromkeys(others[:_MOST_NAMED]))
+    """Of several lines of one program, the last is planned: which one that is, by the arguments that differ."""
+    arguments = [_arguments(line) for line in lines]
+    alike = set(arguments[0]).intersection(*arguments)
+    differing = [" ".join(each for each in line if each not in alike) for line in arguments]
+    *others, planned = [
+        f"`{shorten(each, _LONGEST_COMMAND)}`" if each else "the line without them" for each in differing
+    ]
     more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+    shown = "; ".join(others[:_MOST_NAMED])
     return f"{place} starts {_program_name(lines[-1])} {len(lines)} times: planned is {planned}, not {shown}{more}"
 
 
-def _differing(words: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """The options of a line that not all lines have."""
-    pairs = [*pairwise(words)]
-    shown = []
-    for at, word in enumerate(words):
-        if all(word in line and (not at or pairs[at - 1] in pairwise(line)) for line in lines):
-            continue
-        before = words[at - 1] if at and words[at - 1].startswith("-") and not word.startswith("-") else ""
-        shown += [part for part in (before, word) if part and part not in shown[-1:]]
-    return f"`{shorten(' '.join(shown), _LONGEST_COMMAND)}`" if shown else "the line without them"
+def _arguments(words: Sequence[str]) -> list[str]:
+    """Options with their values, and other words."""
+    arguments: list[str] = []
+    for before, word in zip(["", *words], words, strict=False):
+        takes_value = before.startswith("-") and "=" not in before
+        if takes_value and not word.startswith("-"):
+            arguments[-1] += f" {word}"
+        else:
+            arguments.append(word)
+    return arguments
 
 
 def unset_variables(text: str, variables: Mapping[str, str]) -> list[str]:

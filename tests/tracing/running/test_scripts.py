@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 
 from planner.errors import SpecError
+from planner.job.launching import scripts
 from planner.job.launching.line import LaunchLine, parse
 
 TUTORIAL = """#!/bin/bash
@@ -45,8 +49,9 @@ def script(
 ) -> LaunchLine:
     """What a script comes to; it is a batch script if it says so."""
     for name, content in {"run.sh": text, **files}.items():
-        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(content)
+        Path(name).chmod(0o755)
     starter = "sbatch" if "#SBATCH" in text else "bash"
     return parse([starter, "run.sh", *arguments], inherited=inherited, node_gpus=gpus)
 
@@ -185,6 +190,110 @@ def test_the_program_that_trains_is_the_one_that_is_meant() -> None:
 def test_what_is_not_known_is_named(text: str, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         script(text)
+
+
+BROUGHT = """#!/bin/bash
+#SBATCH --nodes=2 --gpus-per-node=8 --ntasks-per-node=1
+#SBATCH --environment=site-image
+set -euo pipefail
+trap 'echo ended' EXIT
+hosts=( $(scontrol show hostnames "$SLURM_JOB_NODELIST") )
+launch() { local size=$1; shift; srun torchrun "${args[@]}" train.py --size "$size" "$@"; }
+args=(--nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node 8 --rdzv-endpoint "${hosts[0]}:29500")
+case "${SIZE:-large}" in small) batch=16 ;; large) batch=8 ;; esac
+if [[ -n "${DEBUG:-}" ]]; then launch small; else launch "${SIZE:-large}" --batch "$batch"; fi
+"""
+
+
+def test_what_bash_has_is_read_by_bash() -> None:
+    found = script(BROUGHT)
+
+    assert ranks(found) == ("torchrun", 2, 8, "train.py")
+    assert found.arguments == ("--size", "large", "--batch", "8")
+    assert found.notes == ("options of Slurm that are not known here, and were passed over: --environment=site-image",)
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("/opt/none/bin/python train.py", "train.py"),
+        ("exec /opt/none/bin/python -u train.py", "train.py"),
+        ("PYTHON=/opt/none/bin/python; $PYTHON train.py", "train.py"),
+        ('set -u; CUDA_VISIBLE_DEVICES=0 "$PWD/env/bin/python" train.py', "train.py"),
+        ("source env/bin/activate; python train.py", "train.py"),
+        ("PATH=$PWD/env/bin:$PATH; ./started.py --lr 1", "./started.py"),
+        ("./inner.sh one", "inner.py"),
+        ("exec ./inner.sh one", "inner.py"),
+        ("sh inner.sh one", "inner.py"),
+        ("(cd sub && bash ../inner.sh) &\nwait", "inner.py"),
+    ],
+)
+def test_commands_by_their_path_are_not_run_either(text: str, program: str) -> None:
+    files = {
+        "inner.sh": "#!/bin/sh\npython inner.py $1",
+        "started.py": "#!/usr/bin/env python\nraise SystemExit(open('run', 'w'))",
+        "env/bin/activate": "export PATH=$PWD/env/bin:$PATH\n",
+        "env/bin/python": "#!/bin/sh\necho started >&2; exit 3\n",
+        "sub/a": "",
+    }
+
+    assert script("set -e\n" + text, files=files).program == program
+
+
+def test_what_a_script_writes_is_gone_but_for_what_its_launch_line_names() -> None:
+    text = "rm kept; mkdir made; N=4\ncat > made/a.yaml <<E\nnum_processes: $((2 * N))\nE\n"
+    text += "accelerate launch --config_file made/a.yaml t.py"
+
+    found = script(text, files={"kept": "kept"})
+
+    assert (ranks(found), Path("kept").read_text(), Path("made").exists()) == (
+        ("accelerate", 1, 8, "t.py"), "kept", False,
+    )  # fmt: skip
+    assert found.files == {str(Path("made/a.yaml").absolute()): "num_processes: 8\n"}
+
+
+def test_a_script_reaches_no_network_and_no_other_process() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        text = (
+            f"if (exec 3<>/dev/tcp/127.0.0.1/{port}); then A=reached; else A=none; fi\n"
+            f"kill -0 {os.getpid()} && B=seen || B=none\npython t.py $A $B $(ls -d /proc/[0-9]* | wc -l | grep -c ..)"
+        )
+
+        assert script(text).arguments == ("none", "none", "0")
+
+
+def test_a_script_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripts, "LIMITS", replace(scripts.LIMITS, seconds=2.0))
+
+    with pytest.raises(SpecError, match="the script does not end within 2 s"):
+        script("while [ 1 -lt 2 ]; do :; done; python t.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "which"),
+    [
+        (
+            "for n in 96 192 336; do python train.py --length $n; done",
+            "`--length 336`, not `--length 96`; `--length 192`",
+        ),
+        ("python train.py --a 1 --b 2\npython train.py --b 2 --fast", "`--fast`, not `--a 1`"),
+        ("python train.py --lr=1 x\npython train.py --lr=2 x", "`--lr=2`, not `--lr=1`"),
+        ("python train.py --warm\npython train.py", "the line without them, not `--warm`"),
+    ],
+)
+def test_of_several_trainings_it_is_said_which_one_is_planned(text: str, which: str) -> None:
+    count = 3 if "for" in text else 2
+
+    assert script(text).notes == (f"run.sh starts train.py {count} times: planned is {which}",)
+
+
+def test_a_folder_that_is_not_here_is_said() -> None:
+    found = script("cd /scratch/job\npython t.py")
+
+    assert (found.folder, found.notes) == (
+        "", ("run.sh: cd /scratch/job: there is no such folder here, and the script stays where it is",),
+    )  # fmt: skip
 
 
 def test_files_are_those_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
