@@ -27,6 +27,7 @@ from plan_makers import (
     on_stack,
     when,
 )
+from request_contexts import about_body
 from starlette.testclient import TestClient
 
 from planner.errors import PlannerError, ProgramError
@@ -35,15 +36,13 @@ from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.service.errors import BusyError, ProgramCrashedError, RunEndedError, TraceLimitError
 from planner.service.http.problems import RequestError
 from planner.service.http.run_requests import read_job_or_program
-from planner.service.orders import START_SECONDS, RunRequest, WorkerResult, build_run_order, program_walls
+from planner.service.orders import START_SECONDS, RunRequest, WorkerResult, build_run_order
 from planner.service.scheduling import plan_tasks
 from planner.service.scheduling.plan_scheduler import count_runners
 from planner.service.scheduling.worker_pool import Workers
 from planner.settings import Settings
 from planner.truth.calibration.interval import Calibration
 from planner.units import MIB
-
-WALLS = dataclasses.asdict(program_walls(Settings(factories_as_root=True)))
 
 Asgi = Callable[..., TestClient]
 
@@ -86,8 +85,7 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
 
 def request(content: bytes, **asked: object) -> RunRequest:
     header = json.dumps({"command": "python t.py", **asked})
-    about = {"kind": "application/gzip", "header": header, "folders": [], "query": False, "walls": WALLS}
-    return read_job_or_program(content, json.dumps(about))
+    return read_job_or_program(content, about_body("application/gzip", header))
 
 
 def test_a_program_is_run_kept_and_bound_to_its_job(client: httpx.Client) -> None:
@@ -154,9 +152,7 @@ def test_a_file_that_the_command_names_is_read_from_the_programs_files_only(tmp_
     (tmp_path / "job" / "own.yaml").write_text("num_processes: 4")
 
     def world(config: str) -> int:
-        about = json.dumps(
-            {"kind": "application/json", "header": "", "folders": [str(tmp_path)], "query": False, "walls": WALLS}
-        )
+        about = about_body("application/json", folders=[str(tmp_path)])
         command = ["accelerate", "launch", "--config_file", config, "t.py"]
         asked = read_job_or_program(json.dumps({"command": command, "path": str(tmp_path / "job")}).encode(), about)
         assert isinstance(asked, RunRequest)
@@ -465,9 +461,7 @@ def test_what_not_everybody_may_read_is_not_read_for_a_caller(tmp_path: Path) ->
     (job / "closed").chmod(0o700)
 
     def read(command: str, folder: Path = job) -> RunRequest:
-        about = json.dumps(
-            {"kind": "application/json", "header": "", "folders": [str(tmp_path)], "query": False, "walls": WALLS}
-        )
+        about = about_body("application/json", folders=[str(tmp_path)])
         return read_job_or_program(json.dumps({"command": command, "path": str(folder)}).encode(), about)
 
     assert read("bash sub/run.sh").line.environment == {"SECRET": "canary"}

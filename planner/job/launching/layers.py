@@ -24,12 +24,21 @@ from planner.job.launching.script_calls import (
     set_beside,
     unset_variables,
 )
-from planner.job.launching.scripts import UNKNOWN, Call, RunScript, Script, mark, run_script
+from planner.job.launching.scripts import (
+    LONGEST_VALUE,
+    UNKNOWN,
+    Call,
+    RunScript,
+    Script,
+    can_be_started,
+    mark,
+    run_script,
+)
 from planner.job.launching.wrappers import WRAPPERS, on_host, read_mounts, read_wrapper
 
 _MOST_LAYERS = 20
-_LONGEST_VALUE = 120_000
-"""Bytes: Linux starts nothing with a word or a variable of 128 KiB (execve(2), MAX_ARG_STRLEN)."""
+_MOST_CHARACTERS = 1 << 20
+"""Of a script, or of the words of a shell."""
 _MOST_VARIABLES = 1000
 _ADDRESSES: Mapping[str, str] = {
     "rdzv_endpoint": "127.0.0.1:29500", "master_addr": "127.0.0.1", "master_port": "29500", "rdzv_id": "none",
@@ -149,12 +158,12 @@ def unwrap(
         options = ", ".join(dict.fromkeys(layers.passed_over))
         layers.notes += (f"options of Slurm that are not known here, and were passed over: {options}",)
     for name, value in layers.environment.items():
-        if not re.fullmatch(r"[A-Za-z_]\w*", name) or not _can_be_started(value):
+        if not re.fullmatch(r"[A-Za-z_]\w*", name) or not can_be_started(value):
             raise refused(
                 f"{name[:80]!a} is not the name of a variable, or its value is too long",
-                f"NAME=value, of {_LONGEST_VALUE} characters",
+                f"NAME=value, of {LONGEST_VALUE} characters",
             )
-    if not all(map(_can_be_started, (*layers.words, layers.folder))) or len(layers.environment) > _MOST_VARIABLES:
+    if not all(map(can_be_started, (*layers.words, layers.folder))) or len(layers.environment) > _MOST_VARIABLES:
         raise refused("the command cannot be started", f"{_MOST_VARIABLES} variables, and words as a system has them")
     for name, value in [*layers.environment.items()]:
         if name in ("MASTER_ADDR", "MASTER_PORT") and not re.fullmatch(r"[0-9.]+", value):
@@ -326,6 +335,12 @@ def _script(layers: Unwrapped, options: Sequence[str], written: str, *arguments:
 
 
 def _run_script(layers: Unwrapped, words: tuple[str, ...], text: str, place: str, path: str = "") -> None:
+    if max(len(text), sum(map(len, words))) > _MOST_CHARACTERS or not all(map(can_be_started, words)):
+        raise refused(
+            f"the script or a word of it is too long: {len(text)} characters",
+            f"a script of {_MOST_CHARACTERS}, words of {LONGEST_VALUE}",
+            place=place,
+        )
     tasks = layers.tasks
     variables = {**layers.inherited, **(tasks.variables(0) if tasks else {}), **layers.environment}
     of_tasks = _last_task(tasks, text) if tasks else {}
@@ -368,14 +383,6 @@ def _last_task(tasks: Tasks, text: str) -> dict[str, str]:
     """Variables of the last task that a script reads and that the first one has other values of."""
     first, last = tasks.variables(0), tasks.variables(max(tasks.count - 1, 0))
     return {name: value for name, value in last.items() if first[name] != value and re.search(rf"\b{name}\b", text)}
-
-
-def _can_be_started(text: str) -> bool:
-    """Whether a system takes it as a word or a value (execve(2))."""
-    try:
-        return "\0" not in text and len(os.fsencode(text)) <= _LONGEST_VALUE
-    except UnicodeEncodeError:
-        return False
 
 
 def _without_addresses(words: Sequence[str]) -> list[str]:

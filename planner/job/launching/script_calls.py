@@ -38,7 +38,7 @@ _BESIDE_TRAINING = re.compile(
     re.IGNORECASE,
 )  # fmt: skip
 """In names of programs that stand beside the one that trains."""
-_MOST_NAMED, _LONGEST_COMMAND = 4, 80
+_MOST_NAMED, _LONGEST_COMMAND, _MOST_UNSET = 4, 80, 50
 _OF_THE_SHELL = re.compile(
     r"BASH\w*|RANDOM|SRANDOM|SECONDS|EPOCH\w+|LINENO|E?UID|PPID|PWD|OLDPWD|IFS|PATH|HOST\w*|OSTYPE|MACHTYPE|FUNCNAME"
     r"|PIPESTATUS|REPLY|OPT\w+|SHLVL|DIRSTACK|GROUPS|PS\d|SHELL\w*|LANG|TERM|_"
@@ -129,7 +129,7 @@ def unset_variables(text: str, variables: Mapping[str, str]) -> list[str]:
     """Variables that a script takes as they are, and that neither it nor anybody else sets."""
     found = dict.fromkeys(re.findall(r"\$\{?([A-Za-z_]\w*)", text))
     names = [name for name in found if name not in variables and not _OF_THE_SHELL.fullmatch(name)]
-    return [name for name in names if not _is_seen_to(name, text)]
+    return [name for name in names[:_MOST_UNSET] if not _is_seen_to(name, text)]
 
 
 def _is_seen_to(name: str, text: str) -> bool:

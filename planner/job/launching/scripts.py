@@ -36,6 +36,8 @@ _SPACE = "\ue002"
 _MARKS = str.maketrans("", "", "\ue000\ue001\ue002")
 _WRITTEN_BYTES = 64 * MIB
 _MOST_CALLS, _MOST_WORDS, _MOST_FILES = 1000, 4096, 100
+LONGEST_VALUE = 120_000
+"""Bytes: Linux starts nothing with a word or a variable of 128 KiB (execve(2), MAX_ARG_STRLEN)."""
 _MOST_TEXT_BYTES = MIB
 """Of a file that the script writes and a command names."""
 _LONGEST_SAID = 200
@@ -110,6 +112,14 @@ def mark(source: str) -> str:
     return f"\ue000{source.translate(_MARKS)}\ue001"
 
 
+def can_be_started(text: str) -> bool:
+    """Whether a system takes it as a word or a value (execve(2))."""
+    try:
+        return "\0" not in text and len(os.fsencode(text)) <= LONGEST_VALUE
+    except UnicodeEncodeError:
+        return False
+
+
 def run_script(script: Script, walled: WalledProgram | None = None) -> ScriptRun:
     """What becomes of the script: behind walls with a program's own files if it is `walled`, else on this machine,
     where nothing that it writes stays.
@@ -124,7 +134,7 @@ def run_script(script: Script, walled: WalledProgram | None = None) -> ScriptRun
     messages.raise_failure(answer)
     try:
         return _read_run(answer.parts["run"])
-    except (KeyError, ValueError, TypeError, RecursionError):
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         raise SpecError(
             f"the script ended its process with {messages.ending(answer)}",
             allowed="a script that ends no process but its own",
@@ -164,6 +174,8 @@ def _read_run(content: bytes) -> ScriptRun:
 def _read_call(document: Mapping[str, Any]) -> Call:
     environment = {str(name): _shown(value) for name, value in document["environment"].items()}
     words = tuple(_shown(word) for word in document["words"][:_MOST_WORDS])
+    if not words:
+        raise ValueError("a call without words")
     return Call(words=words, folder=str(document["folder"]), environment=environment, given=str(document["given"]))
 
 
@@ -184,25 +196,31 @@ def answer_script(argument: tuple[Script, WalledProgram | None], answer: AnswerW
 def run_here(script: Script) -> ScriptRun:
     """What becomes of the script in this process, which is behind walls, or covered, as all that it starts.
 
-    Raises SpecError for one that takes too long, and for a folder that is not there.
+    Raises SpecError for one that takes too long, for a folder that is not there, and where there is no bash.
     """
-    root = script.root or os.getcwd()
+    try:
+        return _run_twice(script, script.root or os.getcwd())
+    except OSError as error:
+        raise SpecError(
+            f"bash cannot run the script here: {error}",
+            allowed="bash, and a folder that is here",
+            remedy="write the launch line that the script comes to",
+            place=script.place,
+        ) from None
+
+
+def _run_twice(script: Script, root: str) -> ScriptRun:
     for path, text in script.files.items():
         file = Path(root, path)
         if not file.is_file() or file.read_text(encoding="utf-8", errors="replace") != text:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
-    folder = os.path.join(root, script.folder)
-    if not os.path.isdir(folder):
-        raise SpecError(
-            "there is no such folder", allowed="a folder that is here", remedy="--chdir, or cd", place=script.folder
-        )
     with temporary_folder("planner-script-") as own:
         run = _run_bash(script, script.variables, root, Path(own, "first"))
-        if script.tried:
-            again = _run_bash(script, {**script.variables, **script.tried}, root, Path(own, "again"))
-            run = replace(run, tried=again.calls)
-    return run
+        if not script.tried:
+            return run
+        again = _run_bash(script, {**script.variables, **script.tried}, root, Path(own, "again"))
+    return replace(run, tried=again.calls)
 
 
 def _leave_machine(place: str) -> None:
@@ -236,7 +254,7 @@ def _run_bash(script: Script, variables: Mapping[str, str], root: str, own: Path
     path = variables.get("PATH") or "/usr/local/bin:/usr/bin:/bin"
     environment = {
         "LANG": "C.UTF-8",
-        **{name: value for name, value in variables.items() if _can_be_started(name) and _can_be_started(value)},
+        **{name: value for name, value in variables.items() if can_be_started(name) and can_be_started(value)},
         **({"SLURM_SUBMIT_DIR": root} if variables.get("SLURM_SUBMIT_DIR") == "." else {}),
         "PATH": f"{own}:{path}",
         "BASH_ENV": str(_HERE / "bash_start.sh"),
@@ -266,10 +284,6 @@ def _run_bash(script: Script, variables: Mapping[str, str], root: str, own: Path
         said=next((text for text in lines if "syntax error" in text), lines[-1] if lines else ""),
         asks_for_gpus=(own / ".asked").exists(),
     )
-
-
-def _can_be_started(text: str) -> bool:
-    return "\0" not in text and len(os.fsencode(text)) < 120_000
 
 
 def _in_order(folder: Path) -> list[Path]:

@@ -176,7 +176,7 @@ def answer_rank(argument: Argument, answer: AnswerWriter) -> None:
 def _write_files(files: Mapping[str, str]) -> None:
     """What the launch script has written for the program."""
     for path, text in files.items():
-        with suppress(OSError):  # the program says what it lacks
+        with suppress(OSError, ValueError):  # the program says what it lacks
             os.makedirs(os.path.dirname(path), exist_ok=True)
             Path(path).write_text(text, encoding="utf-8")
 

@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from hostile_answers import HONEST, PARTS, hostile_answers
 from hostile_launches import HostileLaunch, as_body, hostile_launches
 from hostile_tarballs import hostile_tarballs, packed
 from machine_speed import takes_too_long
+from request_contexts import about_body
 from soak import share
 
 from planner.errors import PlannerError, ProgramError
@@ -25,8 +26,6 @@ from planner.job.launching.line import parse
 from planner.runtime.messages import PROBLEM, Answer
 from planner.service.http.problems import problem
 from planner.service.http.run_requests import read_job_or_program
-from planner.service.orders import program_walls
-from planner.settings import Settings
 from planner.tracing.program import rank_process
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.program.rank_process import USUAL_LIMITS
@@ -34,7 +33,6 @@ from planner.units import MIB
 
 COUNT = EXAMPLES if ASKED else share(700, in_ci=300)
 """Of each kind."""
-WALLS = asdict(program_walls(Settings(factories_as_root=True)))
 MOST_SECONDS, MOST_GROWTH, MOST_ANSWER = 2.0, 200 * MIB, 16 * 1024
 CANARY = "canary-7f3a"
 ORDER = ProgramOrder(line=parse(["python", "t.py"]), rank=0, gpu=Gpu(product="", arch="sm_90", total_bytes=1))
@@ -54,15 +52,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_hostile_tarballs_are_refused_soon() -> None:
-    about = json.dumps(
-        {
-            "kind": "application/x-tar",
-            "header": '{"command": "bash t.py"}',
-            "folders": [],
-            "query": False,
-            "walls": WALLS,
-        }
-    )
+    about = about_body("application/x-tar", '{"command": "bash t.py"}')
 
     refused = refusals(hostile_tarballs(COUNT), lambda content: read_job_or_program(content, about))
 
@@ -70,9 +60,7 @@ def test_hostile_tarballs_are_refused_soon() -> None:
 
 
 def test_hostile_launch_lines_are_refused_soon_and_read_nothing_of_the_service(shared: Path) -> None:
-    about = json.dumps(
-        {"kind": "application/json", "header": "", "folders": [str(shared.parent)], "query": False, "walls": WALLS}
-    )
+    about = about_body("application/json", folders=[str(shared.parent)])
 
     def read(launch: HostileLaunch) -> object:
         for name, text in launch.files.items():
@@ -115,15 +103,7 @@ def test_a_program_chooses_no_status_of_its_request() -> None:
 
 
 def test_an_honest_answer_is_taken_and_a_real_tarball_too() -> None:
-    about = json.dumps(
-        {
-            "kind": "application/gzip",
-            "header": '{"command": "bash run.sh"}',
-            "folders": [],
-            "query": False,
-            "walls": WALLS,
-        }
-    )
+    about = about_body("application/gzip", '{"command": "bash run.sh"}')
 
     assert rank_process._read_result(Answer(parts=PARTS), USUAL_LIMITS, ORDER) == HONEST
     assert read_job_or_program(packed({"./run.sh": b"python t.py"}), about).line.program == "t.py"
