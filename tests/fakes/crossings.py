@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from planner.admission import gpu_requests, specs
 from planner.job import size_limits
-from planner.job.launching import layers, scripts
-from planner.runtime import messages
+from planner.job.launching import layers
+from planner.runtime import messages, scripts
 from planner.service.history import job_table
 from planner.service.http import bodies, run_requests
 from planner.service.scheduling import plan_tasks
@@ -65,7 +65,7 @@ CROSSINGS = (
     ),
     Crossing(
         "a script or a config file that the launch line names",
-        "planner/job/launching/scripts.py",
+        "planner/runtime/scripts.py",
         f"of the program's own files, and readable by everybody; {show_bytes(run_requests.MOST_TEXT_BYTES)};"
         f" a script runs behind walls: {scripts.LIMITS.seconds:g} s, {show_bytes(scripts.LIMITS.memory_bytes)},"
         f" {scripts.LIMITS.tasks} processes; of it {scripts._MOST_CALLS:,} commands of {scripts._MOST_WORDS:,} words",

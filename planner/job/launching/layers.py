@@ -24,7 +24,8 @@ from planner.job.launching.script_calls import (
     set_beside,
     unset_variables,
 )
-from planner.job.launching.scripts import (
+from planner.job.launching.wrappers import WRAPPERS, on_host, read_mounts, read_wrapper
+from planner.runtime.scripts import (
     LONGEST_VALUE,
     UNKNOWN,
     Call,
@@ -34,7 +35,6 @@ from planner.job.launching.scripts import (
     mark,
     run_script,
 )
-from planner.job.launching.wrappers import WRAPPERS, on_host, read_mounts, read_wrapper
 
 _MOST_LAYERS = 20
 _MOST_CHARACTERS = 1 << 20

@@ -29,7 +29,6 @@ from planner.job.launching.launchers import (
 )
 from planner.job.launching.layers import Surrounding, Unwrapped, local_text, unwrap
 from planner.job.launching.schedulers import ADDRESS, Starter, Tasks
-from planner.job.launching.scripts import RunScript, run_script
 from planner.job.size_limits import MOST_RANKS
 from planner.job.yaml_text import read_yaml
 from planner.runtime.environments.interpreters import (
@@ -38,6 +37,7 @@ from planner.runtime.environments.interpreters import (
     python_of_conda,
     python_of_project,
 )
+from planner.runtime.scripts import RunScript, run_script
 
 _ALLOWED = (
     "python, torchrun, accelerate launch or deepspeed with the program and its arguments; tune run, llamafactory-cli "

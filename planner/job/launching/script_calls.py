@@ -11,8 +11,8 @@ from pathlib import PurePosixPath
 from planner.errors import SpecError, shorten
 from planner.job.launching.frameworks import FRAMEWORKS
 from planner.job.launching.launchers import LAUNCHER_MODULES, refused
-from planner.job.launching.scripts import UNKNOWN, Call, ScriptRun, mark
 from planner.job.launching.wrappers import WRAPPERS
+from planner.runtime.scripts import UNKNOWN, Call, ScriptRun, mark
 
 SHELLS = ("bash", "sh", "dash", "zsh")
 RUNNERS = ("torchrun", "deepspeed", "srun", "mpirun", "mpiexec", "orterun", "sbatch")

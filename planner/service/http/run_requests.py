@@ -22,13 +22,13 @@ from planner.errors import PlannerError, SpecError
 from planner.job.json_text import read_json
 from planner.job.launching.launchers import words_of
 from planner.job.launching.line import parse
-from planner.job.launching.scripts import LIMITS as SCRIPT_LIMITS
-from planner.job.launching.scripts import run_script
 from planner.job.loading import read_gpu
 from planner.job.schema import Job
 from planner.job.shorthand import read_host_memory
 from planner.planning.program_ranks import choose_ranks
 from planner.runtime.limits import Limits
+from planner.runtime.scripts import LIMITS as SCRIPT_LIMITS
+from planner.runtime.scripts import run_script
 from planner.runtime.walled_program import WalledProgram
 from planner.runtime.walls import Walls
 from planner.service.http.bodies import LIMITS, SMALL, media_type, read_beside, read_body, receive_content

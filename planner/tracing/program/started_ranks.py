@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 from planner.errors import ProgramError, SpecError
 from planner.job.launching.launchers import LAUNCHER_MODULES
 from planner.job.launching.line import Launcher, LaunchLine, parse
-from planner.job.launching.scripts import Script, ScriptRun, run_here, run_script
 from planner.runtime.own_code import is_programs
+from planner.runtime.scripts import Script, ScriptRun, run_here, run_script
 from planner.tracing.program import program_files
 from planner.tracing.program.assumptions import About, Assumptions, current_place
 from planner.tracing.program.rank_orders import MoreGpusError, ProgramOrder

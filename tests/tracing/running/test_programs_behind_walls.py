@@ -12,7 +12,7 @@ from program_runs import Program, Run
 from planner.errors import ProgramError
 from planner.hardware import catalog
 from planner.job.launching.line import parse
-from planner.job.launching.scripts import run_script
+from planner.runtime.scripts import run_script
 from planner.runtime.walled_program import WalledProgram
 from planner.runtime.walls import Walls
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun

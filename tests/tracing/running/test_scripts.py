@@ -12,8 +12,8 @@ from types import MappingProxyType
 import pytest
 
 from planner.errors import SpecError
-from planner.job.launching import scripts
 from planner.job.launching.line import LaunchLine, parse
+from planner.runtime import scripts
 
 TUTORIAL = """#!/bin/bash
 #SBATCH --nodes=2

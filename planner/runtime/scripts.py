@@ -126,7 +126,7 @@ def run_script(script: Script, walled: WalledProgram | None = None) -> ScriptRun
 
     Raises SpecError for a script that exceeds its limits, or where it cannot be run, WallsError where there are none.
     """
-    task = Task("planner.job.launching.scripts:answer_script", (script, walled))
+    task = Task("planner.runtime.scripts:answer_script", (script, walled))
     walls = walled.walls_with({}) if walled is not None else None
     answer = running.run(task, LIMITS, walls=walls)
     if (exceeded := messages.exceeded_limit(answer, LIMITS)) is not None:

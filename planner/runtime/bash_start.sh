@@ -1,4 +1,4 @@
-# Read by each bash of a launch script (BASH_ENV), after planner/job/launching/scripts.py has made the folder
+# Read by each bash of a launch script (BASH_ENV), after planner/runtime/scripts.py has made the folder
 # $PLANNER_STAND_INS: commands in it stand first in PATH, and write down how they were called instead of starting anything.
 # So do commands that are given by their path, Python's console scripts, and whatever is not installed here.
 
