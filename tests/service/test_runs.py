@@ -204,7 +204,8 @@ def test_what_is_no_tarball_of_a_program_is_refused(content: bytes, said: str) -
     ("asked", "said"),
     [
         ({"command": "make train"}, "is not a known launcher"),
-        ({"command": "python $X"}, "is a variable"),
+        ({"command": "python $X"}, r"\$X decides a part of the launch line"),
+        ({"command": "python 't.py"}, "the line cannot be read: No closing quotation"),
         ({"command": "torchrun --nproc-per-node 64 t.py", "ranks": "all"}, "are too many to be run in one request"),
         ({"ranks": "9"}, "there is no rank 9"),
         ({"gpu": "H9000"}, "there is no GPU"),

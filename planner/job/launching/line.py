@@ -27,16 +27,11 @@ from planner.job.launching.launchers import (
     refused,
     torchrun_size,
 )
-from planner.job.launching.layers import Surrounding, Unwrapped, local_text, unwrap
+from planner.job.launching.layers import Unwrapped, local_text, unwrap
 from planner.job.launching.schedulers import ADDRESS, Starter, Tasks
 from planner.job.size_limits import MOST_RANKS
 from planner.job.yaml_text import read_yaml
-from planner.runtime.environments.interpreters import (
-    python_in,
-    python_of_command,
-    python_of_conda,
-    python_of_project,
-)
+from planner.runtime.environments.interpreters import python_of_command
 from planner.runtime.scripts import RunScript, run_script
 
 _ALLOWED = (
@@ -399,42 +394,3 @@ def accelerate_variables(line: LaunchLine) -> Mapping[str, str]:
             f"accelerate refuses its options: {error}", allowed="what accelerate launch takes", place=PLACE
         ) from None
     return {name: value for name, value in variables.items() if os.environ.get(name) != value}
-
-
-def find_python(words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """The path of the Python, started with these variables; empty where the command names none that is here."""
-    unwrapped = unwrap(words, local_text, environment)
-    if not unwrapped.words:
-        return ""
-    folder, around = Path(unwrapped.folder), {**environment, **unwrapped.environment}
-    if unwrapped.surrounding is None or "/" in unwrapped.words[0]:
-        python = python_of_command(unwrapped.words[0], folder, around)
-    else:
-        python = _surrounding_python(unwrapped.surrounding, folder, around)
-    return os.path.abspath(python) if python else ""
-
-
-def _surrounding_python(surrounding: Surrounding, folder: Path, environment: Mapping[str, str]) -> str:
-    options = surrounding.options
-    match surrounding.tool:
-        case "uv":
-            # The project's own; one that uv makes for this command alone (`--with`) is not there before or after it.
-            if {"with", "w", "with_requirements", "with_editable", "isolated"} & options.keys():
-                return ""
-            if "active" in options and environment.get("VIRTUAL_ENV"):
-                return python_in(Path(environment["VIRTUAL_ENV"]))
-            named = options.get("python") or options.get("p") or ""
-            if "/" in named:
-                return python_in(folder / named) or python_of_command(named, folder, environment)
-            inside = environment.get("UV_PROJECT_ENVIRONMENT") or ".venv"
-            return python_of_project(folder / (options.get("project") or ""), inside)
-        case "conda" | "mamba" | "micromamba":
-            name, prefix = (options.get("n") or options.get("name")), (options.get("p") or options.get("prefix"))
-            if not name and not prefix:
-                prefix = environment.get("CONDA_PREFIX")
-            return python_of_conda(name or "base", prefix or "", folder, environment)
-        case "pixi":
-            return python_of_project(folder, ".pixi/envs/default")
-        case "activate":
-            return python_in(folder / Path(options["prefix"] or "").expanduser())
-    return python_of_project(folder)

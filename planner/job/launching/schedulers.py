@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -223,8 +222,10 @@ def _nodes(written: str | None) -> int | None:
 def read_mpirun(words: Sequence[str], whole: Tasks | None) -> tuple[Tasks, dict[str, str], list[str]]:
     """The processes of an mpirun line, variables that it gives them by value, and the command that each runs.
     `whole`: the tasks of the batch script around it."""
-    rest, exports = _without_exports(words)
-    options, command = read_options(rest, TABLES["mpirun"])
+    gathered: dict[str, list[str]] = {}
+    options, command = read_options(words, TABLES["mpirun"], gathered=gathered)
+    exports = dict(given.split("=", 1) for given in gathered.get("x", []) if "=" in given)  # others are passed on
+    exports |= dict(given.split(" ", 1) for name in ("genv", "env") for given in gathered.get(name, []))
     if ":" in command:
         raise refused("mpirun starts several programs", "one program")
     hosts: dict[str, int] = {}  # with their slots, one where none is said
@@ -253,27 +254,6 @@ def read_mpirun(words: Sequence[str], whole: Tasks | None) -> tuple[Tasks, dict[
         raise refused(f"{processes} processes, {per_node} on each node", "as many processes on each node")
     gpus = whole.gpus if whole is not None else None
     return Tasks(starter=Starter.MPI, nodes=processes // per_node, per_node=per_node, gpus=gpus), exports, command
-
-
-def _without_exports(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """`-x NAME=VALUE` may come often; without a value the variable is passed on as it is."""
-    rest, exports, table = deque(words), {}, TABLES["mpirun"]
-    kept = []
-    while rest and rest[0].startswith("-"):
-        word = rest.popleft()
-        if word in ("-x", "--x") and rest:
-            name, equals, value = rest.popleft().partition("=")
-            if equals:
-                exports[name] = value
-        elif word in ("-genv", "-env") and len(rest) > 1:
-            name, value = rest.popleft(), rest.popleft()
-            exports[name] = value
-        else:
-            kept.append(word)
-            name = word.lstrip("-").partition("=")[0].replace("-", "_")
-            if "=" not in word and name not in table.alone:
-                kept += [rest.popleft() for _ in range(min(table.several.get(name, 1), len(rest)))]
-    return [*kept, *rest], exports
 
 
 def _per_node(options: Mapping[str, str | None]) -> int | None:
