@@ -254,6 +254,7 @@ def _run_bash(script: Script, variables: Mapping[str, str], root: str, own: Path
     path = variables.get("PATH") or "/usr/local/bin:/usr/bin:/bin"
     environment = {
         "LANG": "C.UTF-8",
+        "TERM": "xterm",
         **{name: value for name, value in variables.items() if can_be_started(name) and can_be_started(value)},
         **({"SLURM_SUBMIT_DIR": root} if variables.get("SLURM_SUBMIT_DIR") == "." else {}),
         "PATH": f"{own}:{path}",

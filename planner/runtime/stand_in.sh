@@ -13,7 +13,7 @@ own_output() { [ /proc/$$/fd/1 -ef "$PLANNER_STAND_INS/.said" ] || [ /proc/$$/fd
 not_known() {
   own_output && return
   words=$(printf '%s ' "$plain" "$@" | head -c 200 | tr -s ' \n\t' ' ')
-  printf '\356\200\200$(%s)\356\200\201' "$(printf '%s' "${words% }" | sed 's/ /\xee\x80\x82/g')"
+  printf '\356\200\200output\356\200\202of\356\200\202%s\356\200\201' "$(printf '%s' "${words% }" | sed 's/ /\xee\x80\x82/g')"
 }
 
 real() {
@@ -74,7 +74,7 @@ esac
 } > "$PLANNER_STAND_INS/.calls/$$"
 if [ "$name" = sbatch ]; then cat > "$PLANNER_STAND_INS/.calls/$$.given"; fi
 case $plain in
-  torchrun | deepspeed | accelerate | pip | pip3 | cd | source) ;;
+  torchrun | deepspeed | accelerate | pip | pip3 | conda | mamba | micromamba | module | cd | source) ;;
   *) not_known "$@" ;;
 esac
 exit 0

@@ -361,7 +361,8 @@ def _run_script(layers: Unwrapped, words: tuple[str, ...], text: str, place: str
     if run.asks_for_gpus:
         _refuse_unknown([mark("how many GPUs nvidia-smi or torch.cuda.device_count finds")])
     found = find_launch_call(run, place)
-    chosen = set_beside(found.call, run.tried[found.at], of_tasks) if found.at < len(run.tried) else found.call
+    is_compared = found.at < min(len(run.calls), len(run.tried))
+    chosen = set_beside(found.call, run.tried[found.at], of_tasks) if is_compared else found.call
     layers.notes += found.notes
     for call in run.calls[: found.at]:
         layers.surrounding = _activation(call) or layers.surrounding

@@ -59,8 +59,13 @@ def find_launch_call(run: ScriptRun, place: str) -> FoundLaunch:
     """The call that trains: one that starts ranks before others. Raises SpecError where there is none, and where
     several may be meant."""
     values = {source for call in run.calls for word in call.words for source in UNKNOWN.findall(word)}
-    launches = [call for call in run.calls if _launches(call.words) and f"$({' '.join(call.words)})" not in values]
+    launches = [
+        call for call in run.calls if _launches(call.words) and f"output of {' '.join(call.words)}" not in values
+    ]
     if not launches:
+        for call in run.tried:
+            if _launches(call.words) and any(map(UNKNOWN.search, call.words)):  # what is not set is a part of the line
+                return FoundLaunch(call, len(run.calls), ())
         raise _no_launch(run, place)
     launches = [launch for launch in launches if _launches_ranks(launch.words)] or launches
     launches = [launch for launch in launches if not _BESIDE_TRAINING.search(_program_name(launch.words))] or launches

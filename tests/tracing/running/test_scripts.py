@@ -168,14 +168,18 @@ def test_the_program_that_trains_is_the_one_that_is_meant() -> None:
             "#SBATCH -N 2\nsrun bash -c 'if [ $SLURM_NODEID -eq 0 ]; then python a.py; else python b.py; fi'",
             r"\$SLURM_NODEID decides what a task starts",
         ),
-        ("python t.py $(python settings.py --lr)", r"\$\(python settings.py --lr\) decides a part of the launch line"),
+        (
+            "python t.py $(python settings.py --lr)",
+            "output of python settings.py --lr decides a part of the launch line",
+        ),
         ("torchrun base.py\ntorchrun sft.py", "the script starts 2 programs: torchrun base.py; torchrun sft.py"),
         (
             "if [ $# -lt 1 ]; then echo 'Usage: run.sh SIZE'; exit 1; fi\npython t.py $1",
             "ends in line 1.*'Usage: run.sh SIZE'",
         ),
         ("python t.py ${DATA:?where the data lies}", "ends in line 1.*DATA: where the data lies"),
-        ("set -euo pipefail\npython t.py $DATA", "ends in line 2.*DATA: unbound variable"),
+        ("set -euo pipefail\ncd $DATA\npython t.py", "ends in line 2.*DATA: unbound variable"),
+        ("set -euo pipefail\npython t.py $DATA", r"\$DATA decides a part of the launch line"),
         ("set -e\necho before\nfalse\npython t.py", "ends in line 3.*'before'"),
         (
             "torchrun --nproc_per_node $(nvidia-smi -L | wc -l) t.py",
