@@ -18,7 +18,7 @@ from planner.report.statement import Provenance
 from planner.truth.calibration.interval import Calibration
 from planner.versions import minor_of
 
-ANSWERS = 17
+ANSWERS = 18
 """The number of the answers that this code gives: of its traces, figures, verdicts, advice, rankings and runs. Whoever
 changes an answer raises it by one, and no plan, trace or search that was stored under another number is answered again.
 `make answers OUT=FOLDER` before a change and `make answers AGAINST=FOLDER` after it show whether it changes any. Plans

@@ -87,12 +87,15 @@ class Unwrapped:
     """Options that are not known, and are a plug-in's."""
 
     @property
+    def visible_gpus(self) -> int:
+        """Those that CUDA_VISIBLE_DEVICES lists before the command, or in its script; 0 where it lists none."""
+        visible = self.environment.get("CUDA_VISIBLE_DEVICES", "")
+        return visible.count(",") + 1 if re.fullmatch(r"\d+(,\d+)*", visible) else 0
+
+    @property
     def gpus(self) -> int:
         """That the launcher of a node sees, as far as anybody has said; else 0."""
-        visible = self.environment.get("CUDA_VISIBLE_DEVICES", "")
-        if self.node_gpus or not re.fullmatch(r"\d+(,\d+)*", visible):
-            return self.node_gpus or (self.tasks.gpus if self.tasks else None) or 0
-        return visible.count(",") + 1
+        return self.node_gpus or self.visible_gpus or (self.tasks.gpus if self.tasks else None) or 0
 
     def path_of(self, written: str) -> str:
         """Of a file that a command names, seen from where planner runs."""

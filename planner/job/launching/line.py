@@ -135,10 +135,10 @@ def parse(
     tasks = unwrapped.tasks
     # What a launcher is not told it asks the machine, which is one of the job's.
     line = _count_ranks(find_launch(unwrapped), unwrapped, unwrapped.read)
-    if tasks is None and line.launcher is Launcher.PYTHON:
-        line = replace(line, nodes=nodes)
     if tasks is not None:
         line = place_tasks(line, tasks)
+    elif line.launcher is Launcher.PYTHON:
+        line, node_gpus = replace(line, nodes=nodes), unwrapped.visible_gpus or node_gpus
     if line.world_size > MOST_RANKS:
         raise refused(f"it starts {line.world_size} ranks", f"up to {MOST_RANKS:,}")
     line = replace(
