@@ -7,6 +7,7 @@ import dataclasses
 import gzip
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ from starlette.testclient import TestClient
 from planner.errors import PlannerError, ProgramError
 from planner.report.statement import from_json
 from planner.runtime.limits import Limit, LimitExceededError, Limits
+from planner.runtime.walls import WallsError
 from planner.service.errors import BusyError, ProgramCrashedError, RunEndedError, TraceLimitError
 from planner.service.http.problems import RequestError
 from planner.service.http.run_requests import read_job_or_program
@@ -86,6 +88,15 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
 def request(content: bytes, **asked: object) -> RunRequest:
     header = json.dumps({"command": "python t.py", **asked})
     return read_job_or_program(content, about_body("application/gzip", header))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="walls are refused to root alone, unless that is meant")
+def test_a_script_is_not_run_where_there_are_no_walls() -> None:
+    context = json.loads(about_body("application/gzip", '{"command": "bash run.sh"}'))
+    context["walls"]["as_root"] = False
+
+    with pytest.raises(WallsError, match="code of users is not run here: the service runs as root"):
+        read_job_or_program(tarball({"run.sh": b"python t.py"}), json.dumps(context))
 
 
 def test_a_program_is_run_kept_and_bound_to_its_job(client: httpx.Client) -> None:
