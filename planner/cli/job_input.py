@@ -42,7 +42,7 @@ def enter_for_command(arguments: argparse.Namespace) -> None:
 
 def _python_of(arguments: argparse.Namespace) -> Interpreter | None:
     """That of the command, if it has a torch at all."""
-    from planner.job.launching.line import find_python
+    from planner.job.command_python import find_python
     from planner.runtime.environments.interpreters import read_interpreter, this_interpreter
 
     python = find_python(arguments.command, os.environ)

@@ -52,11 +52,12 @@ from planner.report.statement import (
 )
 from planner.runtime.garbage_collection import pause_collection
 from planner.runtime.limits import Limits
+from planner.runtime.walled_program import WalledProgram
 from planner.tracing.program import rank_process
 from planner.tracing.program.assumptions import About, Branch
 from planner.tracing.program.rank_orders import Gpu as FoundGpu
 from planner.tracing.program.rank_orders import MoreGpusError, ProgramOrder, RankRun, divide_by_device, malformed_error
-from planner.tracing.program.rank_process import USUAL_LIMITS, WalledProgram
+from planner.tracing.program.rank_process import USUAL_LIMITS
 from planner.tracing.rank_trace import Trace
 from planner.truth.calibration.interval import Calibration
 from planner.truth.calibration.learning import measured_calibration

@@ -13,7 +13,7 @@ from pathlib import Path
 from planner.errors import SpecError
 from planner.events import Category, Event, Free, Role
 from planner.job.launching.line import LaunchLine
-from planner.job.launching.named_counts import named_count
+from planner.job.named_counts import named_count
 from planner.job.rank_sets import RankSet
 from planner.report.statement import ranks_text
 from planner.tracing.program.program_files import called, own_files, source_line

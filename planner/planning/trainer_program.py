@@ -17,8 +17,9 @@ from planner.job.schema import Job
 from planner.job.trainer import accumulation_steps, micro_batch_size, ranks_with_samples
 from planner.planning.planned_classes import Progress
 from planner.planning.program import JudgedProgram, ProgramInputs, inputs_of, judge_runs
+from planner.runtime.walled_program import WalledProgram
 from planner.tracing.isolated import USUAL_ISOLATION, Isolation
-from planner.tracing.program.rank_process import WalledProgram, program_limits
+from planner.tracing.program.rank_process import program_limits
 from planner.truth.calibration.interval import Calibration
 
 PROGRAM = "planner.programs.trainer"

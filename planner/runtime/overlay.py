@@ -59,6 +59,11 @@ def discard_writes(most_bytes: int, kept: Sequence[Path] = ()) -> None:
         ) from None
 
 
+def mount_processes() -> None:
+    """In a new namespace of processes: /proc has those of it alone."""
+    _mount("proc", "/proc", "proc", 0, "")
+
+
 def front_of_command(folder: str, most_bytes: int) -> tuple[str, ...]:
     """The words before a command which then finds `folder` at :data:`COVERED`, through an overlay that everybody may
     write into, at most `most_bytes`, and that is gone with it. `folder` is an absolute path without links."""

@@ -19,12 +19,13 @@ from planner.job.schema import Gpu, Job
 from planner.planning import identity
 from planner.report.statement import Plan
 from planner.runtime.limits import LimitExceededError, Limits
+from planner.runtime.walled_program import WalledProgram
 from planner.runtime.walls import Walls
 from planner.service.errors import ProgramNotAllowedError
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings, split_list
 from planner.tracing.isolated import Isolation
-from planner.tracing.program.rank_process import USUAL_LIMITS, WalledProgram
+from planner.tracing.program.rank_process import USUAL_LIMITS
 from planner.truth.calibration.interval import Calibration
 
 START_SECONDS = 30.0
@@ -162,6 +163,12 @@ def code_isolation(settings: Settings) -> Isolation:
     )
 
 
+def program_walls(settings: Settings) -> Walls:
+    """Around programs, and around the scripts that launch them."""
+    readable = tuple(str(Path(folder).resolve()) for folder in split_list(settings.program_data))
+    return Walls(readable=readable, as_root=settings.factories_as_root, place="program")
+
+
 def describe_walls(settings: Settings) -> str:
     """What the operator has to know of the sandbox for code of users on this node; empty where it is whole, or not
     needed."""
@@ -205,9 +212,7 @@ def build_run_order(
         **({"runs torch": request.torch} if request.torch else {}),
     }
     trace_id = "run-" + _seal(key, canonical_json(parts))
-    readable = tuple(str(Path(folder).resolve()) for folder in split_list(settings.program_data))
-    walls = Walls(readable=readable, as_root=settings.factories_as_root)
-    walled = WalledProgram(walls=walls, folder=request.folder, tarball=request.tarball)
+    walled = WalledProgram(walls=program_walls(settings), folder=request.folder, tarball=request.tarball)
     return Order(
         program=WalledRun(request=request, walled=walled, limits=limits),
         calibration=calibration,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from planner.admission import gpu_requests, specs
 from planner.job import size_limits
-from planner.job.launching import layers, shell_script, shell_values
-from planner.runtime import messages
+from planner.job.launching import layers
+from planner.runtime import messages, scripts
 from planner.service.history import job_table
 from planner.service.http import bodies, run_requests
 from planner.service.scheduling import plan_tasks
@@ -65,15 +65,16 @@ CROSSINGS = (
     ),
     Crossing(
         "a script or a config file that the launch line names",
-        "planner/job/launching/shell_script.py",
+        "planner/runtime/scripts.py",
         f"of the program's own files, and readable by everybody; {show_bytes(run_requests.MOST_TEXT_BYTES)};"
-        f" {shell_script.MOST_COMMANDS:,} commands; {shell_values.LONGEST_WORD:,} characters of a word, expanded",
+        f" a script runs behind walls: {scripts.LIMITS.seconds:g} s, {show_bytes(scripts.LIMITS.memory_bytes)},"
+        f" {scripts.LIMITS.tasks} processes; of it {scripts._MOST_CALLS:,} commands of {scripts._MOST_WORDS:,} words",
         f"{TENANTS}::test_hostile_launch_lines_are_refused_soon_and_read_nothing_of_the_service",
     ),
     Crossing(
         "the environment that a launch line or a script sets",
         "planner/job/launching/layers.py",
-        f"{layers._MOST_VARIABLES:,} variables of {layers._LONGEST_VALUE:,} bytes;"
+        f"{layers._MOST_VARIABLES:,} variables of {scripts.LONGEST_VALUE:,} bytes;"
         " set behind the walls",
         f"{TENANTS}::test_hostile_launch_lines_are_refused_soon_and_read_nothing_of_the_service",
     ),

@@ -27,8 +27,7 @@ FOUND_BEFORE: dict[str, HostileLaunch] = {
         ["ray", "job", "submit", "--runtime-env-json", '{"env_vars": {"A": "\\ud800"}}', "--", "python", "t.py"]
     ),
     "a thousand wrappers": script("exec " * 1000 + "x"),
-    "a script of one word": script("\\a" * 500_000, "python t.py"),
-    "a script of many commands": script(*["x"] * 300_000, "python t.py"),
+    "a script of one word": script("\\a" * 600_000, "python t.py"),
     "a script of many variables": script(*[f"export a{n}=1" for n in range(50_000)], "python t.py"),
     "shift by a power": script("shift \u00b2", "python t.py"),
     "marks without end": script("\ue000" * 300_000, "python t.py"),

@@ -24,9 +24,9 @@ from planner.planning.judging import told_on
 from planner.planning.program import inputs_of, judge_runs
 from planner.report.statement import Plan
 from planner.runtime.limits import Limits
+from planner.runtime.walled_program import WalledProgram
 from planner.tracing.program import rank_process
 from planner.tracing.program.rank_orders import ProgramOrder, RankRun
-from planner.tracing.program.rank_process import WalledProgram
 from planner.tracing.rank_trace import Trace
 
 Run = Callable[..., RankRun]

@@ -20,6 +20,8 @@ from planner.job import hf_config, named_gpus, shorthand
 from planner.job.json_text import read_json
 from planner.job.launching.launchers import deepspeed_size, words_of
 from planner.job.launching.line import parse
+from planner.job.launching.schedulers import read_script_options
+from planner.job.launching.script_calls import unset_variables
 from planner.job.loading import load_job
 from planner.job.named_jobs import GivenJob, read
 from planner.job.nodes import node_from_data
@@ -106,9 +108,8 @@ _LAUNCH = (
     "ray job submit ",
 )  # fmt: skip
 _SHELL = (
-    "#SBATCH --nodes=1\n", "#SBATCH ", "#", "\n", "A=1\n", "A=$A$A\n", "export A=1\n", "${A:-", "${A}", "$((1+", "$(",
-    "`a`", '"', "'", "\\\n", "cd a\n", "set -- $@ a\n", "shift\n", '"$@" ', "$* ", "> a ", "a ", "python t.py\n",
-    "\ue000",
+    "#SBATCH --nodes=2\n", "#SBATCH --plug-in=1\n", "#SBATCH ", "#", "\n", "A=1\n", "${A:-", "${A}", "$A", '"', "'",
+    "\\\n", "-z $A ", "a ", "\ue000",
 )  # fmt: skip
 _GPU = ("8x", "x", "8 ", "H100 ", " ", "*", "_", "-", "1g.", "1g.10gb", "NVIDIA ", "mig-", "gpu,", "gpu:")
 
@@ -126,10 +127,9 @@ TEXT_READERS: dict[str, tuple[Reader, Sequence[str]]] = {
     "a command of python": (_command("python"), ("-u ", "-W ", "A=1 ", "a ")),
     "a command of srun": (_command("srun"), ("-N 1 ", "-N1 ", "--gres=gpu:8 ", "--export A=1,", "--wrap ", "-u ")),
     "a command of mpirun": (_command("mpirun", "-np", "2"), ("-x A=1 ", "--mca a b ", "-H a,", "--map-by ", "a ")),
-    "a command of a shell": (_command("bash"), ("-e ", "-o ", "+x ", "-c ", "--a ", "a ")),
-    "a shell script": (_script("bash run.sh"), _SHELL),
-    "a shell script with arguments": (_script("bash run.sh", *["a"] * 2000), _SHELL),
-    "a batch script": (_script("sbatch run.sh"), _SHELL),
+    "a command of a shell": (_command("bash"), ("-e ", "-o ", "+x ", "--a ", "a ")),
+    "variables of a script": (lambda text: unset_variables(text, {}), _SHELL),
+    "options of a batch script": (lambda text: read_script_options(text, "a script", []), _SHELL),
     "a config beside a command": (_script("accelerate launch --config_file a.yaml t.py"), _BROUGHT),
     "a runtime environment": (_script("ray job submit --runtime-env a.yaml -- python t.py"), _BROUGHT),
     "a number of GPUs": (named_gpus.parse, _GPU),

@@ -7,6 +7,7 @@ import dataclasses
 import gzip
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -27,11 +28,13 @@ from plan_makers import (
     on_stack,
     when,
 )
+from request_contexts import about_body
 from starlette.testclient import TestClient
 
 from planner.errors import PlannerError, ProgramError
 from planner.report.statement import from_json
 from planner.runtime.limits import Limit, LimitExceededError, Limits
+from planner.runtime.walls import WallsError
 from planner.service.errors import BusyError, ProgramCrashedError, RunEndedError, TraceLimitError
 from planner.service.http.problems import RequestError
 from planner.service.http.run_requests import read_job_or_program
@@ -84,8 +87,16 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
 
 def request(content: bytes, **asked: object) -> RunRequest:
     header = json.dumps({"command": "python t.py", **asked})
-    about = {"kind": "application/gzip", "header": header, "folders": [], "query": False}
-    return read_job_or_program(content, json.dumps(about))
+    return read_job_or_program(content, about_body("application/gzip", header))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="walls are refused to root alone, unless that is meant")
+def test_a_script_is_not_run_where_there_are_no_walls() -> None:
+    context = json.loads(about_body("application/gzip", '{"command": "bash run.sh"}'))
+    context["walls"]["as_root"] = False
+
+    with pytest.raises(WallsError, match="code of users is not run here: the service runs as root"):
+        read_job_or_program(tarball({"run.sh": b"python t.py"}), json.dumps(context))
 
 
 def test_a_program_is_run_kept_and_bound_to_its_job(client: httpx.Client) -> None:
@@ -152,7 +163,7 @@ def test_a_file_that_the_command_names_is_read_from_the_programs_files_only(tmp_
     (tmp_path / "job" / "own.yaml").write_text("num_processes: 4")
 
     def world(config: str) -> int:
-        about = json.dumps({"kind": "application/json", "header": "", "folders": [str(tmp_path)], "query": False})
+        about = about_body("application/json", folders=[str(tmp_path)])
         command = ["accelerate", "launch", "--config_file", config, "t.py"]
         asked = read_job_or_program(json.dumps({"command": command, "path": str(tmp_path / "job")}).encode(), about)
         assert isinstance(asked, RunRequest)
@@ -204,7 +215,8 @@ def test_what_is_no_tarball_of_a_program_is_refused(content: bytes, said: str) -
     ("asked", "said"),
     [
         ({"command": "make train"}, "is not a known launcher"),
-        ({"command": "python $X"}, "is a variable"),
+        ({"command": "python $X"}, r"\$X decides a part of the launch line"),
+        ({"command": "python 't.py"}, "the line cannot be read: No closing quotation"),
         ({"command": "torchrun --nproc-per-node 64 t.py", "ranks": "all"}, "are too many to be run in one request"),
         ({"ranks": "9"}, "there is no rank 9"),
         ({"gpu": "H9000"}, "there is no GPU"),
@@ -461,7 +473,7 @@ def test_what_not_everybody_may_read_is_not_read_for_a_caller(tmp_path: Path) ->
     (job / "closed").chmod(0o700)
 
     def read(command: str, folder: Path = job) -> RunRequest:
-        about = json.dumps({"kind": "application/json", "header": "", "folders": [str(tmp_path)], "query": False})
+        about = about_body("application/json", folders=[str(tmp_path)])
         return read_job_or_program(json.dumps({"command": command, "path": str(folder)}).encode(), about)
 
     assert read("bash sub/run.sh").line.environment == {"SECRET": "canary"}

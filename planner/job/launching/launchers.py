@@ -65,12 +65,16 @@ LAUNCHER_MODULES = {
 
 
 def read_options(
-    words: Sequence[str], table: OptionTable, *, gathered: dict[str, list[str]] | None = None
+    words: Sequence[str],
+    table: OptionTable,
+    *,
+    gathered: dict[str, list[str]] | None = None,
+    passed_over: list[str] | None = None,
 ) -> tuple[dict[str, str | None], list[str]]:
     """Options up to the command, by their names with underscores, and what follows.
 
-    `gathered` gets all values of options that may come often. Raises SpecError for an option that the program does not
-    have.
+    `gathered` gets all values of options that may come often, `passed_over` those that are not known and stand with
+    their value in one word, as a plug-in's may. Raises SpecError for an option that the program does not have.
     """
     options: dict[str, str | None] = {}
     rest, short, alone, with_value = deque(words), table.short, table.alone, table.with_value
@@ -95,7 +99,9 @@ def read_options(
         if name in alone:
             options[name] = value if equals else None
         elif with_value is not None and name not in with_value and name not in table.several:
-            raise unknown_option(written, table.program)
+            if passed_over is None or not equals or any(each.startswith(name) for each in {*with_value, *alone}):
+                raise unknown_option(written, table.program)
+            passed_over.append(word)
         elif equals:
             options[name] = value
         else:
@@ -191,14 +197,12 @@ def deepspeed_size(options: Mapping[str, str | None]) -> tuple[int | None, int |
 
 
 _MOST_CHARACTERS = 100_000
-_OPERATORS = {
-    ";": "several commands", "|": "a pipe", "&": "several commands", "<": "a redirection", ">": "a redirection",
-    "(": "a subshell", ")": "a subshell", "\n": "several commands", "*": "a pattern of file names",
-}  # fmt: skip
+_NEEDS_SHELL = re.compile(r"[$`;|&<>()*?\[\]{}~#!\n]")
+"""Outside of single quotes."""
 
 
 def words_of(line: str, place: str) -> list[str]:
-    """The words of one command. Raises SpecError for variables, substitutions and everything but one command."""
+    """The words of a command; of a line that is more than words, those of bash that runs it. Raises SpecError."""
     if len(line) > _MOST_CHARACTERS:
         raise SpecError(
             f"the line has {len(line)} characters",
@@ -207,30 +211,8 @@ def words_of(line: str, place: str) -> list[str]:
             place=place,
         )
     line = line.replace("\r\n", "\n").replace("\\\n", " ").strip()
-    quote, is_escaped = "", False
-    for index, character in enumerate(line):
-        needs = ""
-        if is_escaped:
-            is_escaped = False
-        elif quote == "'":
-            quote = "" if character == "'" else quote
-        elif character == "\\":
-            is_escaped = True
-        elif character in "$`":
-            needs = "a variable" if character == "$" else "a command"
-        elif quote == '"':
-            quote = "" if character == '"' else quote
-        elif character in "'\"":
-            quote = character
-        else:
-            needs = _OPERATORS.get(character, "")
-        if needs:
-            raise SpecError(
-                f"{line[index : index + 30]!a} is {needs}, and no shell is run",
-                allowed="one command, with values as they are",
-                remedy="write what the shell would put there",
-                place=f"{place}:{index + 1}",
-            )
+    if _NEEDS_SHELL.search(re.sub("'[^']*'", "", line)):
+        return ["bash", "-c", line]
     try:
         return shlex.split(line)
     except ValueError as error:

@@ -7,28 +7,39 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 from planner.errors import SpecError, shorten
 from planner.job.launching import schedulers
 from planner.job.launching.frameworks import FRAMEWORKS, CommandContext, TextOf
-from planner.job.launching.launchers import LAUNCHER_MODULES, PLACE, TABLES, read_options, refused, take_variables
-from planner.job.launching.schedulers import Starter, Tasks, job_variables
-from planner.job.launching.shell_script import Statement, follow_script
-from planner.job.launching.shell_values import UNKNOWN, Shell, unknown_source
+from planner.job.launching.launchers import PLACE, TABLES, read_options, refused, take_variables
+from planner.job.launching.schedulers import Starter, Tasks
+from planner.job.launching.script_calls import (
+    BARE,
+    ENVIRONMENT_TOOLS,
+    PROJECT_TOOLS,
+    SHELLS,
+    STAND_INS,
+    find_launch_call,
+    set_beside,
+    unset_variables,
+)
 from planner.job.launching.wrappers import WRAPPERS, on_host, read_mounts, read_wrapper
+from planner.runtime.scripts import (
+    LONGEST_VALUE,
+    UNKNOWN,
+    Call,
+    RunScript,
+    Script,
+    can_be_started,
+    mark,
+    run_script,
+)
 
-_SHELLS = ("bash", "sh", "dash", "zsh")
-_RUNNERS = ("torchrun", "deepspeed", "srun", "mpirun", "mpiexec", "orterun", "sbatch")
-_BARE = ("exec", "nohup", "time", "setsid", "command", "catchsegv", "builtin")
-_PROJECT_TOOLS = ("poetry", "pdm", "pipenv", "pixi", "hatch", "rye")
 _MOST_LAYERS = 20
-_LONGEST_VALUE = 120_000
-"""Bytes: Linux starts nothing with a word or a variable of 128 KiB (execve(2), MAX_ARG_STRLEN)."""
+_MOST_CHARACTERS = 1 << 20
+"""Of a script, or of the words of a shell."""
 _MOST_VARIABLES = 1000
-_DATE, _A_DATE = re.compile(r"(?:\$\(|`)\s*date\b"), "20260101"
-"""In names of runs and files, where any date is right."""
 _ADDRESSES: Mapping[str, str] = {
     "rdzv_endpoint": "127.0.0.1:29500", "master_addr": "127.0.0.1", "master_port": "29500", "rdzv_id": "none",
     "node_rank": "0", "machine_rank": "0", "main_process_ip": "127.0.0.1", "main_process_port": "29500",
@@ -65,19 +76,41 @@ class Unwrapped:
     """That each node has, as the user says; 0: nobody has said."""
     mounts: dict[str, str] = field(default_factory=dict)
     """Folders of this machine by where a container has them."""
+    run_script: RunScript = run_script
+    files: dict[str, str] = field(default_factory=dict)
+    """Texts that scripts have written, by their paths."""
+    root: str = ""
+    """The folder in which a script was started."""
+    given: str = ""
+    """What the command reads from its standard input, where a script says that."""
+    passed_over: list[str] = field(default_factory=list)
+    """Options that are not known, and are a plug-in's."""
+
+    @property
+    def visible_gpus(self) -> int:
+        """Those that CUDA_VISIBLE_DEVICES lists before the command, or in its script; 0 where it lists none."""
+        visible = self.environment.get("CUDA_VISIBLE_DEVICES", "")
+        return visible.count(",") + 1 if re.fullmatch(r"\d+(,\d+)*", visible) else 0
 
     @property
     def gpus(self) -> int:
         """That the launcher of a node sees, as far as anybody has said; else 0."""
-        visible = self.environment.get("CUDA_VISIBLE_DEVICES", "")
-        if self.node_gpus or not re.fullmatch(r"\d+(,\d+)*", visible):
-            return self.node_gpus or (self.tasks.gpus if self.tasks else None) or 0
-        return visible.count(",") + 1
+        return self.node_gpus or self.visible_gpus or (self.tasks.gpus if self.tasks else None) or 0
 
     def path_of(self, written: str) -> str:
         """Of a file that a command names, seen from where planner runs."""
         written = on_host(written, self.mounts)
         return f"{self.folder}/{written}" if self.folder and not written.startswith("/") else written
+
+    def seen(self, path: str) -> str:
+        """A path of :meth:`path_of`, from the folder that was reached."""
+        return os.path.relpath(path, self.folder) if self.folder and not path.startswith("/") else path
+
+    def read(self, written: str) -> str:
+        """The text of a file that a command names. Raises SpecError where there is none to read."""
+        path = os.path.normpath(os.path.join(self.root, self.path_of(written)))
+        text = self.files.get(path)
+        return text if text is not None else self.text_of(path.removeprefix(f"{self.root}/") if self.root else path)
 
     def enter_container(self, mounts: Mapping[str, str], folder: str) -> None:
         """What a container has of this machine, and where it starts its command."""
@@ -102,40 +135,46 @@ def local_text(path: str) -> str:
         raise SpecError(f"cannot be read: {error}", allowed="a text file", place=path) from None
 
 
-def unwrap(words: Sequence[str], text_of: TextOf, inherited: Mapping[str, str], node_gpus: int = 0) -> Unwrapped:
+def unwrap(
+    words: Sequence[str],
+    text_of: TextOf,
+    inherited: Mapping[str, str],
+    node_gpus: int = 0,
+    run_script: RunScript = run_script,
+) -> Unwrapped:
     """The words of the launcher itself. `inherited`: variables that a script finds when it is started; `node_gpus`:
     of each node, 0 where nobody has said.
 
     Raises SpecError for what only a shell or the job's machine decides, and for options that are not known.
     """
-    layers = Unwrapped([UNKNOWN.sub("", word) for word in words], text_of, inherited, node_gpus=node_gpus)
+    layers = Unwrapped(
+        [UNKNOWN.sub("", word) for word in words], text_of, inherited, node_gpus=node_gpus, run_script=run_script
+    )
     for _ in range(_MOST_LAYERS):
         if not _peel(layers):
             break
     else:
         raise refused("the command is wrapped too often", f"up to {_MOST_LAYERS} times")
     layers.words = [on_host(word, layers.mounts) for word in _without_addresses(layers.words)]
-    if dates := {date for word in layers.words for date in UNKNOWN.findall(word) if _DATE.match(date)}:
-        layers.words = [
-            UNKNOWN.sub(lambda mark: _A_DATE if mark[1] in dates else mark[0], word) for word in layers.words
-        ]
-        layers.notes += tuple(f"{date} is assumed to be {_A_DATE} in the launch line" for date in sorted(dates))
     _refuse_unknown(layers.words)
+    if layers.passed_over:
+        options = ", ".join(dict.fromkeys(layers.passed_over))
+        layers.notes += (f"options of Slurm that are not known here, and were passed over: {options}",)
     for name, value in layers.environment.items():
-        if not re.fullmatch(r"[A-Za-z_]\w*", name) or not _can_be_started(value):
+        if not re.fullmatch(r"[A-Za-z_]\w*", name) or not can_be_started(value):
             raise refused(
                 f"{name[:80]!a} is not the name of a variable, or its value is too long",
-                f"NAME=value, of {_LONGEST_VALUE} characters",
+                f"NAME=value, of {LONGEST_VALUE} characters",
             )
-    if not all(map(_can_be_started, (*layers.words, layers.folder))) or len(layers.environment) > _MOST_VARIABLES:
+    if not all(map(can_be_started, (*layers.words, layers.folder))) or len(layers.environment) > _MOST_VARIABLES:
         raise refused("the command cannot be started", f"{_MOST_VARIABLES} variables, and words as a system has them")
     for name, value in [*layers.environment.items()]:
         if name in ("MASTER_ADDR", "MASTER_PORT") and not re.fullmatch(r"[0-9.]+", value):
             layers.environment[name] = _ADDRESSES[name.lower()]  # names of nodes are none here
         elif UNKNOWN.search(value):
             del layers.environment[name]
-            note = f"${name} comes from {unknown_source(value)}, which is not known here: the program runs without it"
-            layers.notes += (note,)
+            sources = " and ".join(UNKNOWN.findall(value))
+            layers.notes += (f"${name} comes from {sources}, which is not known here: the program runs without it",)
     return layers
 
 
@@ -170,8 +209,8 @@ def _peel(layers: Unwrapped) -> bool:
                 _refuse_unknown(words)
             raise
     elif name.endswith(".sh"):
-        _script(layers, words[0], words[1:])
-    elif name in _BARE:
+        _script(layers, (), *words)
+    elif name in BARE:
         layers.words = words[1:]
     else:
         return False
@@ -208,7 +247,7 @@ def _environment_tool(layers: Unwrapped, words: list[str]) -> bool:
         tool = "conda"
         options, rest = read_options(rest, TABLES["conda"])
         layers.enter(options.get("cwd"))
-    elif tool in _PROJECT_TOOLS:
+    elif tool in PROJECT_TOOLS:
         options, rest = read_options(rest, TABLES["project"])
     layers.surrounding, layers.words = Surrounding(tool, options), rest
     return True
@@ -225,7 +264,7 @@ def _wrapper(layers: Unwrapped, words: list[str]) -> bool:
 
 
 def _framework(layers: Unwrapped, words: list[str]) -> bool:
-    found = CommandContext({**layers.inherited, **layers.environment}, layers.text_of, layers.gpus)
+    found = CommandContext({**layers.inherited, **layers.environment}, layers.read, layers.gpus)
     comes_to = FRAMEWORKS[PurePosixPath(layers.words[0]).name](words, found)
     layers.notes += (f"{' '.join(layers.words[:2])} starts {shorten(' '.join(take_variables(comes_to)[1]), 120)}",)
     layers.words = comes_to
@@ -236,7 +275,7 @@ def _starter(layers: Unwrapped, words: list[str]) -> bool:
     if layers.tasks is not None and layers.tasks.starter is not Starter.BATCH:
         raise refused(f"{layers.tasks.starter} starts another of its kind", "one of srun and mpirun")
     if PurePosixPath(layers.words[0]).name == "srun":
-        layers.tasks, options, layers.words = schedulers.read_srun(words, layers.batch)
+        layers.tasks, options, layers.words = schedulers.read_srun(words, layers.batch, layers.passed_over)
         _take_slurm(layers, options)
     else:
         layers.tasks, exports, layers.words = schedulers.read_mpirun(words, layers.tasks)
@@ -252,26 +291,26 @@ def _take_slurm(layers: Unwrapped, options: Mapping[str, str | None]) -> None:
 
 
 def _sbatch(layers: Unwrapped, words: list[str]) -> bool:
-    options, rest = schedulers.read_sbatch(words)
-    wrapped = options.get("wrap")
-    if wrapped is None and not rest:
+    options, rest = schedulers.read_sbatch(words, layers.passed_over)
+    wrapped = options.get("wrap") or ("" if rest else layers.given)
+    if not wrapped and not rest:
         raise refused("sbatch has no script", "sbatch SCRIPT")
-    text = wrapped if wrapped is not None else layers.text_of(rest[0])
-    place = "--wrap" if wrapped is not None else rest[0]
-    layers.batch = {**schedulers.read_script_options(text, place), **options}
-    layers.tasks = tasks = schedulers.count_tasks(layers.batch, Starter.BATCH)
-    known = {**tasks.settings, **job_variables(tasks.job_nodes, tasks.job_tasks)}
-    known |= {"SLURM_GPUS_ON_NODE": str(layers.node_gpus)} if layers.node_gpus and tasks.gpus is None else {}
-    layers.inherited = {**layers.inherited, **known}
+    place = "--wrap" if "wrap" in options else rest[0] if rest else "the script that sbatch is given"
+    text, path = wrapped or layers.read(rest[0]), "" if wrapped else layers.path_of(rest[0])
+    layers.batch = {**schedulers.read_script_options(text, place, layers.passed_over), **options}
+    layers.tasks = schedulers.count_tasks(layers.batch, Starter.BATCH)
+    if layers.node_gpus and layers.tasks.gpus is None:
+        layers.inherited = {**layers.inherited, "SLURM_GPUS_ON_NODE": str(layers.node_gpus)}
     _take_slurm(layers, layers.batch)
-    _run_script(layers, text, place, rest[1:])
+    script = ("-c", wrapped, "slurm_script") if wrapped else (layers.seen(path), *rest[1:])
+    _run_script(layers, script, text, place, path)
     return True
 
 
 def _ray(layers: Unwrapped, words: list[str]) -> bool:
     if words[:2] != ["job", "submit"]:
         return False
-    layers.words, variables, folder = schedulers.read_submit(words[2:], layers.text_of)
+    layers.words, variables, folder = schedulers.read_submit(words[2:], layers.read)
     layers.environment.update(variables)
     layers.enter(folder)
     return True
@@ -282,156 +321,72 @@ def _shell(layers: Unwrapped, words: list[str]) -> bool:
     while rest and re.fullmatch(r"-[a-zA-Z]+|--\w+|\+[a-z]", rest[0]):
         option = rest.popleft()
         if option.startswith("-") and not option.startswith("--") and option.endswith("c") and rest:
-            text, *arguments = rest
-            _run_script(layers, text, f"{PLACE} (-c)", arguments[1:])
+            _run_script(layers, (*words[: len(words) - len(rest)], *rest), rest[0], f"{PLACE} (-c)")
             return True
         if option in ("-o", "-eo", "-euo", "-xeo", "-euxo") and rest:
             rest.popleft()
     if not rest:
         raise refused("the shell has no command", "bash SCRIPT, or bash -c 'COMMAND'")
-    script, *arguments = rest
-    _script(layers, script, arguments)
+    _script(layers, words[: len(words) - len(rest)], *rest)
     return True
 
 
-def _script(layers: Unwrapped, written: str, arguments: Sequence[str]) -> None:
+def _script(layers: Unwrapped, options: Sequence[str], written: str, *arguments: str) -> None:
     _refuse_unknown([written])
-    _run_script(layers, layers.text_of(layers.path_of(written)), written, arguments)
+    text, path = layers.read(written), layers.path_of(written)
+    _run_script(layers, (*options, layers.seen(path), *arguments), text, written, path)
 
 
-def _run_script(layers: Unwrapped, text: str, place: str, arguments: Sequence[str]) -> None:
-    here = layers.inherited.get("PWD")
-    paths = {"0": place, "BASH_SOURCE": place} | ({"PWD": f"{here}/{layers.folder}".rstrip("/")} if here else {})
-    shell = Shell(
-        place, {**layers.inherited, **paths, **layers.environment}, dict(layers.environment), list(arguments),
-        gpus=layers.gpus, text_of=lambda path: layers.text_of(layers.path_of(path)),
-        exists=(lambda path: os.path.exists(layers.path_of(path))) if layers.text_of is local_text else None,
-    )  # fmt: skip
-    commands, ending = follow_script(text, shell)
-    launches = [command for command in commands if _launches(command.words)]
-    if not launches:
-        said = f": it says {ending.said[:200]!a}" if ending is not None and ending.said else ""
-        raise SpecError(
-            f"the script ends in line {ending.line}, before it starts a program{said}"
-            if ending is not None
-            else "the script has no launch line",
-            allowed="torchrun, accelerate launch, deepspeed, srun, mpirun, python with a program",
-            remedy="give what the script asks for (its arguments; NAME=value before the command)"
-            if ending is not None
-            else "write the launch line that the script comes to",
+def _run_script(layers: Unwrapped, words: tuple[str, ...], text: str, place: str, path: str = "") -> None:
+    if max(len(text), sum(map(len, words))) > _MOST_CHARACTERS or not all(map(can_be_started, words)):
+        raise refused(
+            f"the script or a word of it is too long: {len(text)} characters",
+            f"a script of {_MOST_CHARACTERS}, words of {LONGEST_VALUE}",
             place=place,
         )
-    chosen = _choose_launch(launches, place)
-    for command in commands:
-        if command is not chosen and command.words[0] not in _QUIET:
-            layers.notes += (f"{place}: not run: {_show_command(command)}",)
-    for command in commands[: commands.index(chosen)]:
-        layers.surrounding = _activation(command) or layers.surrounding
-    layers.environment.update(chosen.exported)
-    layers.words = list(chosen.words)
-    layers.enter(chosen.folder)
+    tasks = layers.tasks
+    variables = {**layers.inherited, **(tasks.variables(0) if tasks else {}), **layers.environment}
+    of_tasks = _last_task(tasks, text) if tasks else {}
+    script = Script(
+        place=place,
+        words=words,
+        variables=variables,
+        tried={**{name: mark(f"${name}") for name in unset_variables(text, variables)}, **of_tasks},
+        folder=layers.folder,
+        files={**layers.files, **({path: text} if path else {})},
+        mounts=layers.mounts,
+        gpus=layers.gpus,
+        stand_ins=STAND_INS,
+    )
+    run = layers.run_script(script)
+    layers.files |= run.files
+    layers.root = run.root
+    if run.asks_for_gpus:
+        _refuse_unknown([mark("how many GPUs nvidia-smi or torch.cuda.device_count finds")])
+    found = find_launch_call(run, place)
+    is_compared = found.at < min(len(run.calls), len(run.tried))
+    chosen = set_beside(found.call, run.tried[found.at], of_tasks) if is_compared else found.call
+    layers.notes += found.notes
+    for call in run.calls[: found.at]:
+        layers.surrounding = _activation(call) or layers.surrounding
+    layers.environment.update(chosen.environment)
+    layers.words, layers.folder, layers.given = list(chosen.words), chosen.folder, chosen.given
 
 
-def _choose_launch(launches: Sequence[Statement], place: str) -> Statement:
-    """The command that trains: one that starts ranks before others, and one that is run whatever happens before one
-    that is run under a condition. Raises SpecError where several may be meant."""
-    launches = [launch for launch in launches if _launches_ranks(launch.words)] or launches
-    launches = [launch for launch in launches if not launch.perhaps] or launches
-    launches = [launch for launch in launches if not _BESIDE_TRAINING.search(_program_name(launch.words))] or launches
-    programs = {_program_name(launch.words) for launch in launches}
-    perhaps = {launch.words for launch in launches if launch.perhaps}
-    if len(programs) > 1 or len(perhaps) > 1:
-        why = f", and {launches[-1].perhaps} decides which" if perhaps else ""
-        raise SpecError(
-            f"the script starts {len({launch.words for launch in launches})} programs{why}: "
-            + "; ".join(dict.fromkeys(_show_command(launch) for launch in launches[-_MOST_NAMED:])),
-            allowed="a script that starts one job",
-            remedy="give the command of the one that is meant in the place of the script",
-            place=place,
-        )
-    return launches[-1]
-
-
-_MOST_NAMED = 4
-_BESIDE_TRAINING = re.compile(
-    r"(?:^|[^a-z])(?:eval|test|infer|predict|prepare|prep|preprocess|process|convert|merge|export|generate|sample|bench"
-    r"|download|upload|tokenize|report|serve|server|check|plot|log|hub-sync|dataset|setup|tok_train|tok_eval)",
-    re.IGNORECASE,
-)  # fmt: skip
-"""In names of programs that stand beside the one that trains."""
-
-
-def _program_name(words: Sequence[str]) -> str:
-    words = [part for word in words for part in word.split()]
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word in ("-m", "--module") and following not in LAUNCHER_MODULES:
-            return following
-        if word.endswith((".py", ".sh")):
-            return PurePosixPath(word).name
-    return " ".join(words[:2])
-
-
-def _show_command(command: Statement) -> str:
-    words = " ".join(UNKNOWN.sub(lambda match: match[1], word) for word in command.words)
-    return words if len(words) <= 80 else f"{words[:80]}..."
-
-
-_QUIET = ("echo", "printf", "set", "date", "hostname", "nvidia-smi", "wait", "exit", "mkdir", "sleep", "trap", "pwd")
-"""Commands that nobody has to be told were not run."""
-_START_NOTHING = frozenset({
-    *_QUIET, "which", "pip", "pip3", "type", "hash", "pkill", "killall", "kill", "tee", "cat", "grep", "module", "ml",
-    "source", ".", "alias", "rm", "cp", "mv", "ls", "ps", "apt", "apt-get", "git", "tail", "sed", "ln", "chmod",
-    "scancel", "squeue", "docker-compose", "unset", "df", "lscpu", "free", "du", "ulimit", "rsync", "tar", "wget",
-    "curl",
-})  # fmt: skip
-"""Commands that start no program that trains, whatever their arguments are called."""
-
-
-def _activation(statement: Statement) -> Surrounding | None:
+def _activation(call: Call) -> Surrounding | None:
     """The environment that a command of a script makes the one of those after it."""
-    match statement.words:
-        case ("source" | ".", path) if path.endswith("/bin/activate") and not UNKNOWN.search(path):
+    match call.words:
+        case ("source", path) if path.endswith("/bin/activate") and not UNKNOWN.search(path):
             return Surrounding("activate", {"prefix": path.removesuffix("/bin/activate")})
         case (("conda" | "mamba" | "micromamba"), "activate", name) if not UNKNOWN.search(name):
             return Surrounding("conda", {"name": name})
     return None
 
 
-def _launches(words: Sequence[str]) -> bool:
-    """Whether a command of a script starts a program, as far as its first words say."""
-    words = [word for word in words if not re.match(r"[A-Za-z_]\w*=", word)]
-    if not words or words[0] in _START_NOTHING:
-        return False
-    wraps = PurePosixPath(words[0]).name in (*_BARE, "env", *WRAPPERS)
-    starts = range(len(words)) if wraps else (0,)
-    return _launches_ranks(words) or any(_starts_program(words[start : start + 3]) for start in starts)
-
-
-def _starts_program(words: Sequence[str]) -> bool:
-    """Of a command's first three words."""
-    name = PurePosixPath(words[0]).name
-    if re.fullmatch(r"python[0-9.]*", name):
-        beside = words[1:2] == ["-m"] and words[2:3] in (["pip"], ["venv"], ["ensurepip"])
-        return words[1:2] not in (["-c"], ["-V"], ["--version"]) and not beside
-    if _READERS.get(name) is _environment_tool:
-        return words[1:2] == ["run"]
-    return name.endswith((".py", ".sh")) or name in FRAMEWORKS or (name in _SHELLS and len(words) > 1)
-
-
-def _launches_ranks(words: Sequence[str]) -> bool:
-    names = [PurePosixPath(word).name for word in words]
-    pairs = {*pairwise(names)}
-    return bool({("job", "submit"), ("accelerate", "launch")} & pairs or {*_RUNNERS, *LAUNCHER_MODULES} & {*names}) or (
-        names[0] in FRAMEWORKS
-    )
-
-
-def _can_be_started(text: str) -> bool:
-    """Whether a system takes it as a word or a value (execve(2))."""
-    try:
-        return "\0" not in text and len(os.fsencode(text)) <= _LONGEST_VALUE
-    except UnicodeEncodeError:
-        return False
+def _last_task(tasks: Tasks, text: str) -> dict[str, str]:
+    """Variables of the last task that a script reads and that the first one has other values of."""
+    first, last = tasks.variables(0), tasks.variables(max(tasks.count - 1, 0))
+    return {name: value for name, value in last.items() if first[name] != value and re.search(rf"\b{name}\b", text)}
 
 
 def _without_addresses(words: Sequence[str]) -> list[str]:
@@ -452,11 +407,11 @@ def _without_addresses(words: Sequence[str]) -> list[str]:
 
 _READERS: Mapping[str, Callable[[Unwrapped, list[str]], bool]] = {
     "env": _env,
-    **dict.fromkeys(("uv", "conda", "mamba", "micromamba", *_PROJECT_TOOLS), _environment_tool),
+    **dict.fromkeys(ENVIRONMENT_TOOLS, _environment_tool),
     **dict.fromkeys(WRAPPERS, _wrapper),
     **dict.fromkeys(FRAMEWORKS, _framework),
     **dict.fromkeys(("srun", "mpirun", "mpiexec", "orterun"), _starter),
-    **dict.fromkeys(_SHELLS, _shell),
+    **dict.fromkeys(SHELLS, _shell),
     "sbatch": _sbatch,
     "ray": _ray,
 }

@@ -27,16 +27,12 @@ from planner.job.launching.launchers import (
     refused,
     torchrun_size,
 )
-from planner.job.launching.layers import Surrounding, Unwrapped, local_text, unwrap
+from planner.job.launching.layers import Unwrapped, local_text, unwrap
 from planner.job.launching.schedulers import ADDRESS, Starter, Tasks
 from planner.job.size_limits import MOST_RANKS
 from planner.job.yaml_text import read_yaml
-from planner.runtime.environments.interpreters import (
-    python_in,
-    python_of_command,
-    python_of_conda,
-    python_of_project,
-)
+from planner.runtime.environments.interpreters import python_of_command
+from planner.runtime.scripts import RunScript, run_script
 
 _ALLOWED = (
     "python, torchrun, accelerate launch or deepspeed with the program and its arguments; tune run, llamafactory-cli "
@@ -85,6 +81,8 @@ class LaunchLine:
     """Processes of srun or mpirun: each is a rank, or the launcher of a node's ranks."""
     folder: str = ""
     """Where it is started, seen from here."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Texts that its script has written and that it names, by their paths."""
     notes: tuple[str, ...] = ()
     """Sentences on what around it was not run, or is not known."""
     node_gpus: int = 0
@@ -125,25 +123,27 @@ def parse(
     *,
     nodes: int = 1,
     node_gpus: int = 0,
+    run_script: RunScript = run_script,
 ) -> LaunchLine:
     """The parts of a command. `text_of` gives the text of a file that it names, or raises SpecError; `inherited` are
-    variables that a script in it may use. The job has `nodes` with `node_gpus` each (0: nobody has said).
+    variables that a script in it may use, which `run_script` runs. The job has `nodes` with `node_gpus` each (0: nobody
+    has said).
 
     Raises SpecError for a launcher or an option that is not known, and for a world whose size only the machine says.
     """
-    unwrapped = unwrap(words, text_of, inherited or {}, node_gpus)
+    unwrapped = unwrap(words, text_of, inherited or {}, node_gpus, run_script)
     tasks = unwrapped.tasks
     # What a launcher is not told it asks the machine, which is one of the job's.
-    line = _count_ranks(find_launch(unwrapped), unwrapped, lambda path: text_of(unwrapped.path_of(path)))
-    if tasks is None and line.launcher is Launcher.PYTHON:
-        line = replace(line, nodes=nodes)
+    line = _count_ranks(find_launch(unwrapped), unwrapped, unwrapped.read)
     if tasks is not None:
         line = place_tasks(line, tasks)
+    elif line.launcher is Launcher.PYTHON:
+        line, node_gpus = replace(line, nodes=nodes), unwrapped.visible_gpus or node_gpus
     if line.world_size > MOST_RANKS:
         raise refused(f"it starts {line.world_size} ranks", f"up to {MOST_RANKS:,}")
     line = replace(
         line, tasks=tasks, environment=unwrapped.environment, folder=unwrapped.folder, notes=unwrapped.notes,
-        node_gpus=node_gpus,
+        node_gpus=node_gpus, files=unwrapped.files,
     )  # fmt: skip
     if node_gpus and line.processes_per_node > node_gpus:
         raise SpecError(
@@ -394,42 +394,3 @@ def accelerate_variables(line: LaunchLine) -> Mapping[str, str]:
             f"accelerate refuses its options: {error}", allowed="what accelerate launch takes", place=PLACE
         ) from None
     return {name: value for name, value in variables.items() if os.environ.get(name) != value}
-
-
-def find_python(words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """The path of the Python, started with these variables; empty where the command names none that is here."""
-    unwrapped = unwrap(words, local_text, environment)
-    if not unwrapped.words:
-        return ""
-    folder, around = Path(unwrapped.folder), {**environment, **unwrapped.environment}
-    if unwrapped.surrounding is None or "/" in unwrapped.words[0]:
-        python = python_of_command(unwrapped.words[0], folder, around)
-    else:
-        python = _surrounding_python(unwrapped.surrounding, folder, around)
-    return os.path.abspath(python) if python else ""
-
-
-def _surrounding_python(surrounding: Surrounding, folder: Path, environment: Mapping[str, str]) -> str:
-    options = surrounding.options
-    match surrounding.tool:
-        case "uv":
-            # The project's own; one that uv makes for this command alone (`--with`) is not there before or after it.
-            if {"with", "w", "with_requirements", "with_editable", "isolated"} & options.keys():
-                return ""
-            if "active" in options and environment.get("VIRTUAL_ENV"):
-                return python_in(Path(environment["VIRTUAL_ENV"]))
-            named = options.get("python") or options.get("p") or ""
-            if "/" in named:
-                return python_in(folder / named) or python_of_command(named, folder, environment)
-            inside = environment.get("UV_PROJECT_ENVIRONMENT") or ".venv"
-            return python_of_project(folder / (options.get("project") or ""), inside)
-        case "conda" | "mamba" | "micromamba":
-            name, prefix = (options.get("n") or options.get("name")), (options.get("p") or options.get("prefix"))
-            if not name and not prefix:
-                prefix = environment.get("CONDA_PREFIX")
-            return python_of_conda(name or "base", prefix or "", folder, environment)
-        case "pixi":
-            return python_of_project(folder, ".pixi/envs/default")
-        case "activate":
-            return python_in(folder / Path(options["prefix"] or "").expanduser())
-    return python_of_project(folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -105,10 +104,12 @@ def job_variables(nodes: int, tasks: int) -> dict[str, str]:
 _REFUSED = ("ntasks_per_gpu", "ntasks_per_socket", "het_group", "multi_prog", "array")
 
 
-def read_srun(words: Sequence[str], batch: Mapping[str, str | None]) -> tuple[Tasks, dict[str, str | None], list[str]]:
+def read_srun(
+    words: Sequence[str], batch: Mapping[str, str | None], passed_over: list[str]
+) -> tuple[Tasks, dict[str, str | None], list[str]]:
     """The processes of an srun line, its options, and the command that each runs; it starts from the options of the
-    `batch` script around it."""
-    own, command = read_options(words, TABLES["srun"])
+    `batch` script around it. `passed_over` gets options of plug-ins."""
+    own, command = read_options(words, TABLES["srun"], passed_over=passed_over)
     inherited = dict(batch)
     if "nodes" in own and "ntasks" not in own:
         inherited.pop("ntasks", None)
@@ -122,13 +123,14 @@ def read_srun(words: Sequence[str], batch: Mapping[str, str | None]) -> tuple[Ta
     return count_tasks({**inherited, **own}, Starter.SRUN), own, command
 
 
-def read_sbatch(words: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
-    """Options of the command line of sbatch, and the script with its arguments."""
-    return read_options(words, replace(TABLES["srun"], program="sbatch of Slurm 25.05"))
+def read_sbatch(words: Sequence[str], passed_over: list[str]) -> tuple[dict[str, str | None], list[str]]:
+    """Options of the command line of sbatch, and the script with its arguments. `passed_over` gets options of
+    plug-ins."""
+    return read_options(words, replace(TABLES["srun"], program="sbatch of Slurm 25.05"), passed_over=passed_over)
 
 
-def read_script_options(text: str, place: str) -> dict[str, str | None]:
-    """Those of the #SBATCH lines, which stand before the first command."""
+def read_script_options(text: str, place: str, passed_over: list[str]) -> dict[str, str | None]:
+    """Those of the #SBATCH lines, which stand before the first command. `passed_over` gets options of plug-ins."""
     written: dict[str, str | None] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.startswith("#"):
@@ -139,7 +141,7 @@ def read_script_options(text: str, place: str) -> dict[str, str | None]:
             words = shlex.split(line[len("#SBATCH") :], comments=True)
         except ValueError as error:
             raise SpecError(f"the line cannot be read: {error}", place=f"{place}:{number}") from None
-        options, rest = read_sbatch(words)
+        options, rest = read_sbatch(words, passed_over)
         if rest:
             raise SpecError(
                 f"{rest[0][:80]!a} is not an option", allowed="options of sbatch", place=f"{place}:{number}"
@@ -220,8 +222,10 @@ def _nodes(written: str | None) -> int | None:
 def read_mpirun(words: Sequence[str], whole: Tasks | None) -> tuple[Tasks, dict[str, str], list[str]]:
     """The processes of an mpirun line, variables that it gives them by value, and the command that each runs.
     `whole`: the tasks of the batch script around it."""
-    rest, exports = _without_exports(words)
-    options, command = read_options(rest, TABLES["mpirun"])
+    gathered: dict[str, list[str]] = {}
+    options, command = read_options(words, TABLES["mpirun"], gathered=gathered)
+    exports = dict(given.split("=", 1) for given in gathered.get("x", []) if "=" in given)  # others are passed on
+    exports |= dict(given.split(" ", 1) for name in ("genv", "env") for given in gathered.get(name, []))
     if ":" in command:
         raise refused("mpirun starts several programs", "one program")
     hosts: dict[str, int] = {}  # with their slots, one where none is said
@@ -250,27 +254,6 @@ def read_mpirun(words: Sequence[str], whole: Tasks | None) -> tuple[Tasks, dict[
         raise refused(f"{processes} processes, {per_node} on each node", "as many processes on each node")
     gpus = whole.gpus if whole is not None else None
     return Tasks(starter=Starter.MPI, nodes=processes // per_node, per_node=per_node, gpus=gpus), exports, command
-
-
-def _without_exports(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """`-x NAME=VALUE` may come often; without a value the variable is passed on as it is."""
-    rest, exports, table = deque(words), {}, TABLES["mpirun"]
-    kept = []
-    while rest and rest[0].startswith("-"):
-        word = rest.popleft()
-        if word in ("-x", "--x") and rest:
-            name, equals, value = rest.popleft().partition("=")
-            if equals:
-                exports[name] = value
-        elif word in ("-genv", "-env") and len(rest) > 1:
-            name, value = rest.popleft(), rest.popleft()
-            exports[name] = value
-        else:
-            kept.append(word)
-            name = word.lstrip("-").partition("=")[0].replace("-", "_")
-            if "=" not in word and name not in table.alone:
-                kept += [rest.popleft() for _ in range(min(table.several.get(name, 1), len(rest)))]
-    return [*kept, *rest], exports
 
 
 def _per_node(options: Mapping[str, str | None]) -> int | None:

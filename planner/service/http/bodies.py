@@ -33,14 +33,16 @@ Reader = Callable[[bytes, str], _Read]
 _REMEDY = "send a bundle, as planner spec --bundle prints it"
 
 
-async def read_beside(turns: Turns, reader: Reader[_Read], body: bytes, kind: str, remedy: str = _REMEDY) -> _Read:
+async def read_beside(
+    turns: Turns, reader: Reader[_Read], body: bytes, kind: str, remedy: str = _REMEDY, limits: Limits = LIMITS
+) -> _Read:
     """What the reader returns, called in a process of its own.
 
     Raises what it raises: PlannerError, RequestError; BusyError if too many wait for their turn; RequestError (422) for
     a body that takes too long to read, with what its sender may change.
     """
     async with turns.turn():
-        return await call_beside(reader, body, kind, remedy)
+        return await call_beside(reader, body, kind, remedy, limits)
 
 
 async def read_body(dependencies: Dependencies, reader: Reader[_Read], body: bytes, kind: str) -> _Read:
@@ -50,18 +52,20 @@ async def read_body(dependencies: Dependencies, reader: Reader[_Read], body: byt
     return await read_beside(dependencies.small_bodies if is_small else dependencies.bodies, reader, body, kind)
 
 
-async def call_beside(reader: Reader[_Read], body: bytes, kind: str, remedy: str = _REMEDY) -> _Read:
+async def call_beside(
+    reader: Reader[_Read], body: bytes, kind: str, remedy: str = _REMEDY, limits: Limits = LIMITS
+) -> _Read:
     """As :func:`read_beside`, of a caller whose turn it is."""
     stopped, function = False, f"{reader.__module__}:{reader.__name__}"
     read_it = functools.partial(
-        running.call, function, body, kind, limits=LIMITS, server=_server(), stopped=lambda: stopped
+        running.call, function, body, kind, limits=limits, server=_server(), stopped=lambda: stopped
     )
     work = asyncio.get_running_loop().run_in_executor(_WAITERS, read_it)
     try:
         read: _Read = await asyncio.shield(work)
         return read
     except (LimitExceededError, StoppedError):
-        late = f"the body cannot be read within {LIMITS.seconds:g} s"
+        late = f"the body cannot be read within {limits.seconds:g} s"
         raise RequestError(422, late, remedy=remedy, place="the body") from None
     except asyncio.CancelledError:
         stopped = True

@@ -11,6 +11,7 @@ import os
 import stat
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Annotated, Any
 
@@ -25,11 +26,16 @@ from planner.job.loading import read_gpu
 from planner.job.schema import Job
 from planner.job.shorthand import read_host_memory
 from planner.planning.program_ranks import choose_ranks
-from planner.service.http.bodies import SMALL, media_type, read_beside, read_body, receive_content
+from planner.runtime.limits import Limits
+from planner.runtime.scripts import LIMITS as SCRIPT_LIMITS
+from planner.runtime.scripts import run_script
+from planner.runtime.walled_program import WalledProgram
+from planner.runtime.walls import Walls
+from planner.service.http.bodies import LIMITS, SMALL, media_type, read_beside, read_body, receive_content
 from planner.service.http.body_readers import JSON, YAML_TYPES, explain_body_error, read_job, read_object
 from planner.service.http.dependencies import Dependencies, code_runners_only, split_authorization
 from planner.service.http.problems import RequestError
-from planner.service.orders import RunRequest, refuse_programs
+from planner.service.orders import RunRequest, program_walls, refuse_programs
 from planner.settings import split_list
 from planner.units import MIB, show_bytes
 from planner.versions import minor_of
@@ -240,6 +246,12 @@ EXAMPLE: dict[str, Any] = {
     "ranks": "auto",
     "team": "nlp",
 }
+_LIMITS = Limits(
+    seconds=LIMITS.seconds + SCRIPT_LIMITS.seconds,
+    memory_bytes=LIMITS.memory_bytes + SCRIPT_LIMITS.memory_bytes,
+    tasks=LIMITS.tasks + SCRIPT_LIMITS.tasks,
+)
+"""Of a request whose script is run."""
 _Label = Annotated[str, Field(max_length=_LONGEST_LABEL)]
 
 
@@ -286,10 +298,13 @@ async def receive_job_or_program(request: Request, deps: Dependencies) -> Job | 
     refusal = _refusal(request, deps)
     # Of folders nobody hears who may not have programs run.
     folders = split_list(deps.settings.program_folders) if refusal is None else None
-    about = json.dumps({"kind": kind, "header": header, "folders": folders, "query": bool(request.query_params)})
-    is_small = kind == JSON and len(content) <= SMALL
+    walls = dataclasses.asdict(program_walls(deps.settings))
+    about = json.dumps(
+        {"kind": kind, "header": header, "folders": folders, "query": bool(request.query_params), "walls": walls}
+    )
+    is_small = kind == JSON and len(content) <= SMALL and b'"command"' not in content
     turns = deps.small_bodies if is_small else deps.bodies
-    asked = await read_beside(turns, read_job_or_program, content, about, _REMEDY)
+    asked = await read_beside(turns, read_job_or_program, content, about, _REMEDY, _LIMITS)
     if asked is None:
         assert refusal is not None
         raise refusal
@@ -326,16 +341,18 @@ def read_job_or_program(content: bytes, about: str) -> Job | RunRequest | None:
     if context["query"]:
         allowed = f"the keys in a JSON body; of a tarball in {_IN_HEADER}"
         raise RequestError(422, "a run has no query, which proxies log", allowed=allowed, place="query")
+    walls = Walls(**context["walls"])
     if context["kind"] != JSON:
         body = _read_body(_read_header(context["header"]))
         if body.path:
             raise RequestError(422, "a tarball came with a path", allowed="one of them", place="path")
-        return _request(body, Tarball(content).text_of)
+        return _request(body, Tarball(content).text_of, WalledProgram(walls=walls, tarball=content))
     body = _read_body(document)
     if not body.path:
         raise RequestError(422, "path is missing", allowed="a folder, or a tarball as the body", place="path")
     folder = SharedFolder(body.path, context["folders"])
-    return dataclasses.replace(_request(body, folder.text_of), folder=folder.path)
+    walled = WalledProgram(walls=walls, folder=folder.path)
+    return dataclasses.replace(_request(body, folder.text_of, walled), folder=folder.path)
 
 
 def _read_body(document: Mapping[str, Any]) -> RunBody:
@@ -354,7 +371,7 @@ def _read_header(written: str) -> dict[str, Any]:
     return document
 
 
-def _request(body: RunBody, text_of: Callable[[str], str]) -> RunRequest:
+def _request(body: RunBody, text_of: Callable[[str], str], walled: WalledProgram) -> RunRequest:
     words = words_of(body.command, "command") if isinstance(body.command, str) else body.command
     if len(words) > _MOST_WORDS or sum(map(len, words)) > _LONGEST_COMMAND or any("\0" in word for word in words):
         raise SpecError(
@@ -362,7 +379,7 @@ def _request(body: RunBody, text_of: Callable[[str], str]) -> RunRequest:
             allowed=f"{_MOST_WORDS} words, {_LONGEST_COMMAND} characters",
             place="command",
         )
-    line = parse(words, text_of)
+    line = parse(words, text_of, run_script=partial(run_script, walled=walled))
     if len(choose_ranks(body.ranks, line.world_size)) > MOST_RANKS:
         raise SpecError(
             f"ranks {body.ranks} of {line.world_size} are too many to be run in one request",

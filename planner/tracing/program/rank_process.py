@@ -8,10 +8,9 @@ import os
 import re
 import signal
 import sys
-import tarfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,7 +24,7 @@ from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.messages import PROBLEM, Answer, AnswerWriter, Task
 from planner.runtime.running import Heard
 from planner.runtime.user_cache import kept_folders
-from planner.runtime.walls import Walls
+from planner.runtime.walled_program import WalledProgram
 from planner.tracing import rank_trace
 from planner.tracing.program import rank_orders
 from planner.tracing.program.program_errors import MOST_CHARACTERS, MOST_LINES, describe_crash, is_our_fault
@@ -33,44 +32,9 @@ from planner.tracing.program.rank_orders import ABOUT, CRASH, TRACE, ProgramOrde
 from planner.units import GIB, show_bytes
 
 _PRELOAD = "planner.tracing.program.rank_process:preload"
-_UNPACKED = Path("/tmp/program")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WalledProgram:
-    """Its files are a `tarball`, or lie in a `folder`, which is an absolute path without links."""
-
-    walls: Walls
-    folder: str = ""
-    tarball: bytes = b""
-
-    def walls_with(self, variables: Mapping[str, str]) -> Walls:
-        """The walls around one rank, with those of its variables that only a process's start heeds. All others are set
-        in it: an interpreter that was started with them would run code that they name before planner's own."""
-        first = {name: value for name, value in variables.items() if name.startswith(_AT_START)}
-        return replace(self.walls, overlaid=self.folder, variables={**first, "USER": "nobody"}, place="program")
-
-    def enter(self) -> None:
-        """The child's side, behind the walls: the folder of the program becomes this process's own."""
-        if self.folder:
-            os.chdir(self.folder)
-            return
-        _UNPACKED.mkdir()
-        # planner.service.http.run_requests has checked its names.
-        try:
-            with tarfile.open(fileobj=io.BytesIO(self.tarball)) as packed:
-                packed.extractall(_UNPACKED, filter="data")
-        except (tarfile.TarError, OSError, ValueError) as error:
-            raise ProgramError(
-                f"the tarball cannot be unpacked: {error}", allowed="files and folders", place="the tarball"
-            ) from None
-        os.chdir(_UNPACKED)
 
 
 USUAL_LIMITS = Limits(seconds=1800.0, memory_bytes=16 * GIB, tasks=512, answer_bytes=2 * GIB)
-_AT_START = ("LD_", "PAPER_", "GLIBC_TUNABLES", "MALLOC_", "PYTHONHASHSEED")
-"""What the loader, the C library, Python and CUDA's libraries on paper read once; none of them makes Python run a file
-(site.py)."""
 _MOST_TRACEBACK = 2 * MOST_LINES * MOST_CHARACTERS
 _DISCARDED_BYTES = 4 * GIB
 """Of files that the program writes; holes in them do not count."""
@@ -155,7 +119,9 @@ def lasting_server() -> ForkServer:
 
 def _refuse_absent(order: ProgramOrder) -> None:
     folder = Path(order.line.folder)
-    if not folder.is_dir() or not (order.line.is_module or (folder / order.line.program).is_file()):
+    program = folder / order.line.program
+    is_written = os.path.abspath(program) in order.line.files
+    if not folder.is_dir() or not (order.line.is_module or is_written or program.is_file()):
         raise ProgramError(
             "there is no such program",
             allowed="a path from the folder where planner runs",
@@ -204,14 +170,25 @@ def answer_rank(argument: Argument, answer: AnswerWriter) -> None:
     os.environ.update(environment)
     if walled is not None:  # what it writes there is gone with it
         walled.enter()
-        _refuse_absent(order)
     elif not order.writes:
         overlay.discard_writes(_DISCARDED_BYTES, kept=kept_folders())
+    _write_files(order.line.files)
+    if walled is not None:
+        _refuse_absent(order)
     _answer(order, answer, may_become=walled is None)
+
+
+def _write_files(files: Mapping[str, str]) -> None:
+    """What the launch script has written for the program."""
+    for path, text in files.items():
+        with suppress(OSError, ValueError):  # the program says what it lacks
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            Path(path).write_text(text, encoding="utf-8")
 
 
 def answer_launched(order: ProgramOrder, answer: AnswerWriter) -> None:
     """As :func:`answer_rank`, of a launch line that the program itself has started: this process was its."""
+    _write_files(order.line.files)
     _refuse_absent(order)
     _answer(order, answer, may_become=True)
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from multiprocessing import process as processes
 from pathlib import Path, PurePath
 from types import CodeType, FunctionType, ModuleType
@@ -15,6 +16,7 @@ from planner.errors import ProgramError, SpecError
 from planner.job.launching.launchers import LAUNCHER_MODULES
 from planner.job.launching.line import Launcher, LaunchLine, parse
 from planner.runtime.own_code import is_programs
+from planner.runtime.scripts import Script, ScriptRun, run_here, run_script
 from planner.tracing.program import program_files
 from planner.tracing.program.assumptions import About, Assumptions, current_place
 from planner.tracing.program.rank_orders import MoreGpusError, ProgramOrder
@@ -23,6 +25,7 @@ Become = Callable[[LaunchLine, Mapping[str, str]], NoReturn]
 """This process becomes a rank of another launch line, with these variables."""
 _REACHES_GPU = re.compile(r"cuda|nccl|init_process_group|Accelerator|Trainer")
 """Beginnings of names and texts in a function that trains on a GPU, or joins the ranks that do."""
+_STARTS_PROGRAMS = re.compile(r"python|torchrun|accelerate|deepspeed|srun|mpi|[.](?:py|sh)\b|\$")
 _MOST_FUNCTIONS = 500
 _RANK = ("RANK", "LOCAL_RANK")
 _CHANGE = "let a launcher start the ranks: torchrun --nproc-per-node N behind --, or accelerate launch"
@@ -38,6 +41,7 @@ class StartedRanks:
         self._order, self._assumptions, self._become, self._end = order, assumptions, become, end
         self.nodes, self.per_node = order.line.nodes, order.line.processes_per_node
         self._waiting: list[processes.BaseProcess] = []
+        self._is_looking = False
         self._others: set[int] = set()
 
     def spawn(self, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,7 +144,13 @@ class StartedRanks:
         that launches ranks, or a program that trains, becomes this process; any other one works on the host."""
         if words[1:3] == ["-m", "submitit.local._local"]:
             self._refuse_submission(environment.get("SUBMITIT_LOCAL_NTASKS", ""))
-        launched = self._launch_events(words, folder, environment)
+        if self._is_looking:  # what runs a script to see what it starts
+            return False
+        self._is_looking = True
+        try:
+            launched = self._launch_events(words, folder, environment)
+        finally:
+            self._is_looking = False
         if launched is None:
             return False
         own = next((name for name in _RANK if environment.get(name, "").isdigit()), "")
@@ -170,7 +180,10 @@ class StartedRanks:
                 raise SpecError(f"cannot be read: {error}", place=path) from None
 
         try:
-            launched = parse(words, text_of, environment, nodes=line.nodes, node_gpus=line.node_gpus)
+            launched = parse(
+                words, text_of, environment, nodes=line.nodes, node_gpus=line.node_gpus,
+                run_script=partial(_run_script, folder, is_covered=not self._order.writes),
+            )  # fmt: skip
         except SpecError as error:
             if _starts_ranks(words):
                 raise ProgramError(
@@ -295,6 +308,15 @@ def _starts_ranks(words: Sequence[str]) -> bool:
     first, *rest = (PurePath(word).name for word in words[:3])
     is_module = rest[:1] == ["-m"] and words[2] in LAUNCHER_MODULES
     return first in ("torchrun", "deepspeed") or [first, *rest[:1]] == ["accelerate", "launch"] or is_module
+
+
+def _run_script(folder: str, script: Script, *, is_covered: bool) -> ScriptRun:
+    """A script that the program starts in this folder; one whose text names nothing that starts programs is the
+    program's own to run."""
+    if "-c" in script.words and not _STARTS_PROGRAMS.search(" ".join(script.words)):
+        return ScriptRun(calls=())
+    script = replace(script, root=os.path.abspath(folder))
+    return run_here(script) if is_covered else run_script(script)
 
 
 def _process_name(process: processes.BaseProcess) -> str:

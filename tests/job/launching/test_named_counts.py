@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.job.launching.named_counts import NamedCount, named_count
+from planner.job.named_counts import NamedCount, named_count
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_environments import make_fake_environment, write_script
 
-from planner.job.launching.line import find_python
+from planner.job.command_python import find_python
 
 PIP = "#!{python}\n# -*- coding: utf-8 -*-\nfrom torch.distributed.run import main\n"
 LONG_PATH = "#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\nfrom torch.distributed.run import main\n"

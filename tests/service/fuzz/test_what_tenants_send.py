@@ -18,6 +18,7 @@ from hostile_answers import HONEST, PARTS, hostile_answers
 from hostile_launches import HostileLaunch, as_body, hostile_launches
 from hostile_tarballs import hostile_tarballs, packed
 from machine_speed import takes_too_long
+from request_contexts import about_body
 from soak import share
 
 from planner.errors import PlannerError, ProgramError
@@ -51,9 +52,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_hostile_tarballs_are_refused_soon() -> None:
-    about = json.dumps(
-        {"kind": "application/x-tar", "header": '{"command": "bash t.py"}', "folders": [], "query": False}
-    )
+    about = about_body("application/x-tar", '{"command": "bash t.py"}')
 
     refused = refusals(hostile_tarballs(COUNT), lambda content: read_job_or_program(content, about))
 
@@ -61,7 +60,7 @@ def test_hostile_tarballs_are_refused_soon() -> None:
 
 
 def test_hostile_launch_lines_are_refused_soon_and_read_nothing_of_the_service(shared: Path) -> None:
-    about = json.dumps({"kind": "application/json", "header": "", "folders": [str(shared.parent)], "query": False})
+    about = about_body("application/json", folders=[str(shared.parent)])
 
     def read(launch: HostileLaunch) -> object:
         for name, text in launch.files.items():
@@ -104,9 +103,7 @@ def test_a_program_chooses_no_status_of_its_request() -> None:
 
 
 def test_an_honest_answer_is_taken_and_a_real_tarball_too() -> None:
-    about = json.dumps(
-        {"kind": "application/gzip", "header": '{"command": "bash run.sh"}', "folders": [], "query": False}
-    )
+    about = about_body("application/gzip", '{"command": "bash run.sh"}')
 
     assert rank_process._read_result(Answer(parts=PARTS), USUAL_LIMITS, ORDER) == HONEST
     assert read_job_or_program(packed({"./run.sh": b"python t.py"}), about).line.program == "t.py"

@@ -72,6 +72,14 @@ def test_a_launcher_takes_as_many_gpus_as_are_visible_where_it_is_told_no_number
     assert [line(f"srun --gres=gpu:8 {each}").world_size for each in lines] == [8, 8, 8]
 
 
+def test_python_sees_the_gpus_that_are_visible() -> None:
+    visible = ("CUDA_VISIBLE_DEVICES=0,1", "env CUDA_VISIBLE_DEVICES=3", "CUDA_VISIBLE_DEVICES=0,1,2 nohup", "")
+
+    assert [line(f"{each} python t.py").gpus for each in visible] == [2, 1, 3, 1]
+    assert parse(["CUDA_VISIBLE_DEVICES=0,1", "python", "t.py"], node_gpus=8).gpus == 2
+    assert line("CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nproc_per_node 2 t.py").gpus == 2
+
+
 def test_deepspeed_reads_a_file_of_hosts(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("# of the job\nworker-0 slots=4\nworker-1 slots=4\nworker-2 slots=4\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from program_runs import Program, Run
 from planner.errors import ProgramError
 from planner.hardware import catalog
 from planner.job.launching.line import parse
+from planner.runtime.scripts import run_script
+from planner.runtime.walled_program import WalledProgram
 from planner.runtime.walls import Walls
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
-from planner.tracing.program.rank_process import WalledProgram, run_rank
+from planner.tracing.program.rank_process import run_rank
 
 TRAINS = """
 import torch
@@ -75,9 +78,10 @@ def run_behind_walls(folder: Path, *words: str, gpus: int = 0) -> RankRun:
     known = catalog.by_name("H100-SXM-80GB")
     assert known is not None
     gpu = Gpu(product=known.product, arch=known.arch, total_bytes=known.total_bytes, outside_bytes=2**30)
-    line = replace(parse(words, node_gpus=gpus), folder=str(folder))
-    order = ProgramOrder(line=line, rank=0, gpu=gpu, patience_seconds=0)
-    return run_rank(order, walled=WalledProgram(walls=Walls(as_root=True, place="program"), folder=str(folder)))
+    walled = WalledProgram(walls=Walls(as_root=True, place="program"), folder=str(folder))
+    line = parse(words, node_gpus=gpus, run_script=partial(run_script, walled=walled))
+    order = ProgramOrder(line=replace(line, folder=str(folder)), rank=0, gpu=gpu, patience_seconds=0)
+    return run_rank(order, walled=walled)
 
 
 def test_a_fault_that_it_causes_in_planner_is_its_own(tmp_path: Path) -> None:
@@ -111,3 +115,21 @@ def test_a_launcher_that_it_starts_is_to_be_given_itself(tmp_path: Path) -> None
 
     with pytest.raises(ProgramError, match=r"the program starts torchrun --nproc-per-node 2 launched.py itself"):
         run_behind_walls(tmp_path, "python", "train.py", gpus=2)
+
+
+SETTINGS = """mkdir -p made && echo 'batch: 4' > made/settings.yaml
+cat > made/train.py <<E
+assert open('made/settings.yaml').read() == 'batch: 4\\n'
+E
+cat step.py >> made/train.py
+torchrun --nproc-per-node 2 made/train.py --config made/settings.yaml
+"""
+
+
+def test_what_its_script_has_written_is_there_for_a_program(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(SETTINGS)
+    (tmp_path / "step.py").write_text(TRAINS)
+
+    found = run_behind_walls(tmp_path, "bash", str(tmp_path / "run.sh"))
+
+    assert (found.iterations, (tmp_path / "made").exists()) == (3, False)

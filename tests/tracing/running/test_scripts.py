@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from planner.errors import SpecError
 from planner.job.launching.line import LaunchLine, parse
+from planner.runtime import scripts
 
 TUTORIAL = """#!/bin/bash
 #SBATCH --nodes=2
@@ -33,19 +39,21 @@ srun --jobid $SLURM_JOBID bash -c "source activate venv; deepspeed --hostfile=co
 """
 
 
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def script(
-    text: str, *arguments: str, gpus: int = 0, files: dict[str, str] | None = None, **inherited: str
+    text: str, *arguments: str, gpus: int = 0, files: Mapping[str, str] = MappingProxyType({}), **inherited: str
 ) -> LaunchLine:
     """What a script comes to; it is a batch script if it says so."""
-    texts = {"run.sh": text, **(files or {})}
-
-    def text_of(path: str) -> str:
-        if path not in texts:
-            raise SpecError("is not there", place=path)
-        return texts[path]
-
+    for name, content in {"run.sh": text, **files}.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(content)
+        Path(name).chmod(0o755)
     starter = "sbatch" if "#SBATCH" in text else "bash"
-    return parse([starter, "run.sh", *arguments], text_of, inherited, node_gpus=gpus)
+    return parse([starter, "run.sh", *arguments], inherited=inherited, node_gpus=gpus)
 
 
 def ranks(found: LaunchLine) -> tuple[str, int, int, str]:
@@ -73,11 +81,12 @@ def test_a_file_of_hosts_lies_beside_the_script_or_on_the_cluster(files: dict[st
         ('if [[ $MODE == fast* && ! -n "$X" ]]; then A=1; else A=2; fi\npython t.py $A', "1"),
         ("case $MODE in slow) A=1;; fast|quick) A=2;; *) A=3;; esac\npython t.py $A", "2"),
         ("[ -n \"$MODE\" ] && A=set || A=unset\npython t.py $A", "set"),
+        ("if [ -f x ]; then A=--resume; fi; python t.py $A", ""),
         ("if which nvidia-smi; then echo yes; else exit 1; fi\npython t.py", ""),
         ("if ! git diff --quiet; then echo dirty; fi\npython t.py", ""),
         # loops
         ("for x in 1 2 {3..4}; do A+=$x; done\npython t.py $A", "1234"),
-        ("for ((i=0; i<3; i++)); do echo $i; done\npython t.py", ""),
+        ("for ((i=0; i<3; i++)); do A=$A$i; done\npython t.py $A", "012"),
         ("while [ $i -lt 3 ]; do ((i++)); done; if ((2 > 1)); then python t.py 1; fi", "1"),
         ("i=0; while [ $i -lt 3 ]; do i=$((i+1)); done; python t.py $i", "3"),
         ("while [[ $# -gt 0 ]]; do case $1 in --lr) LR=$2; shift 2;; *) shift;; esac; done\npython t.py $LR", "3e-4"),
@@ -100,13 +109,13 @@ def test_a_file_of_hosts_lies_beside_the_script_or_on_the_cluster(files: dict[st
         ("N=$((2*(1+1))); python t.py $N $((N/3)) $((-7%3)) $((N>=4))", "4 1 -1 1"),
         ("P=ab.tar.gz; python t.py ${P%%.*} ${P%.gz} ${P#*.} ${P/ab/x} ${#P} ${P:1:2} ${P^^}",
          "ab ab.tar tar.gz x.tar.gz 9 b. AB.TAR.GZ"),
-        ('D=$(cd "$(dirname "$0")/.." && pwd); python t.py $D $(basename /x/y.py .py) `echo a b`',
-         "/here/./.. y a b"),
+        ('D=$(cd "$(dirname "$0")" && ls run.sh); python t.py $D $(basename /x/y.py .py) `echo a b`',
+         "run.sh y a b"),
         ("python t.py $(echo 0,1,2 | tr ',' '\\n' | wc -l) $(seq 1 3) $(echo a:b | cut -d: -f2)", "3 1 2 3 b"),
         ("python t.py ${A:=x} $A ${MODE:+y} ${10} $'a\\tb'", "x x y a\tb"),
         ("N=$(nvidia-smi -L | wc -l)\npython t.py $N $(python -c 'import torch; print(torch.cuda.device_count())')",
          "8 8"),
-        ("python t.py --name run-$(date +%F)", "--name run-20260101"),
+        ("python t.py --name run-$(date -d 2026-01-02 +%F)", "--name run-2026-01-02"),
         ("if grep -qE '^\\s*A=' settings.sh && ! grep -q B= settings.sh; then A=1; fi; python t.py $A", "1"),
         ("python t.py $(grep A= settings.sh | cut -d= -f2) $(cat settings.sh | wc -l)", "'of the file' 1"),
         ("bash -c \"export X='$UNSET'; python t.py $MODE\"", "fast"),
@@ -152,39 +161,143 @@ def test_the_program_that_trains_is_the_one_that_is_meant() -> None:
     [
         ("python t.py $A $B", r"\$A and \$B decides a part of the launch line"),
         (
-            "if [ $SLURM_NODEID -eq 0 ]; then A=1; else A=2; fi\npython t.py $A",
-            r"if \[ \$SLURM_NODEID -eq 0 \] decides a part",
+            "#SBATCH -N 2\nsrun bash -c 'if [ $SLURM_NODEID -eq 0 ]; then A=1; else A=2; fi; python t.py $A'",
+            r"\$SLURM_NODEID decides a part",
         ),
         (
-            "if [ -f x ]; then torchrun t.py --resume; else torchrun t.py; fi",
-            r"2 programs, and if \[ -f x \] decides which",
+            "#SBATCH -N 2\nsrun bash -c 'if [ $SLURM_NODEID -eq 0 ]; then python a.py; else python b.py; fi'",
+            r"\$SLURM_NODEID decides what a task starts",
+        ),
+        (
+            "python t.py $(python settings.py --lr)",
+            "output of python settings.py --lr decides a part of the launch line",
         ),
         ("torchrun base.py\ntorchrun sft.py", "the script starts 2 programs: torchrun base.py; torchrun sft.py"),
         (
             "if [ $# -lt 1 ]; then echo 'Usage: run.sh SIZE'; exit 1; fi\npython t.py $1",
             "ends in line 1.*'Usage: run.sh SIZE'",
         ),
-        ("python t.py ${DATA:?where the data lies}", r"for \$DATA is not set: where the data lies"),
+        ("python t.py ${DATA:?where the data lies}", "ends in line 1.*DATA: where the data lies"),
+        ("set -euo pipefail\ncd $DATA\npython t.py", "ends in line 2.*DATA: unbound variable"),
+        ("set -euo pipefail\npython t.py $DATA", r"\$DATA decides a part of the launch line"),
+        ("set -e\necho before\nfalse\npython t.py", "ends in line 3.*'before'"),
         (
             "torchrun --nproc_per_node $(nvidia-smi -L | wc -l) t.py",
             "decides a part of the launch line.*\n.*\n.*--gpus NUMBER",
         ),
         ("which torchrun; pip install deepspeed; echo srun", "the script has no launch line"),
-        ("if true; then python t.py", "run.sh:1: a fi is missing: the script ends"),
-        ("echo\nfi\npython t.py", "run.sh:2: `fi` has nothing"),
-        ("cat <<EOF\npython t.py", "the here-document has no line EOF"),
-        ("python t.py )", r"`\)` has nothing to close"),
-        ("python t.py ${A", "a } is missing"),
-        ("a() { a; }; a; python t.py", "call each other too deep"),
-        ("while [ 1 -lt 2 ]; do :; done; python t.py", "too many commands"),
-        ("for ((i=0; i<3; i++)); do A=$A$i; done\npython t.py $A", r"\(\(i=0; i<3; i\+\+\)\) decides a part"),
-        ("(" * 60 + ")" * 60, "nested too deep"),
-        ('python t.py "' + "$(" * 60 + ")" * 60 + '"', "nested too deep"),
+        ("if true; then python t.py", "syntax error: unexpected end of file"),
+        ("echo\nfi\npython t.py", "line 2: syntax error near unexpected token `fi'"),
+        ("python t.py )", r"syntax error near unexpected token `\)'"),
     ],
 )
 def test_what_is_not_known_is_named(text: str, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         script(text)
+
+
+BROUGHT = """#!/bin/bash
+#SBATCH --nodes=2 --gpus-per-node=8 --ntasks-per-node=1
+#SBATCH --environment=site-image
+set -euo pipefail
+trap 'echo ended' EXIT
+hosts=( $(scontrol show hostnames "$SLURM_JOB_NODELIST") )
+launch() { local size=$1; shift; srun torchrun "${args[@]}" train.py --size "$size" "$@"; }
+args=(--nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node 8 --rdzv-endpoint "${hosts[0]}:29500")
+case "${SIZE:-large}" in small) batch=16 ;; large) batch=8 ;; esac
+if [[ -n "${DEBUG:-}" ]]; then launch small; else launch "${SIZE:-large}" --batch "$batch"; fi
+"""
+
+
+def test_what_bash_has_is_read_by_bash() -> None:
+    found = script(BROUGHT)
+
+    assert ranks(found) == ("torchrun", 2, 8, "train.py")
+    assert found.arguments == ("--size", "large", "--batch", "8")
+    assert found.notes == ("options of Slurm that are not known here, and were passed over: --environment=site-image",)
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("/opt/none/bin/python train.py", "train.py"),
+        ("exec /opt/none/bin/python -u train.py", "train.py"),
+        ("PYTHON=/opt/none/bin/python; $PYTHON train.py", "train.py"),
+        ('set -u; CUDA_VISIBLE_DEVICES=0 "$PWD/env/bin/python" train.py', "train.py"),
+        ("source env/bin/activate; python train.py", "train.py"),
+        ("PATH=$PWD/env/bin:$PATH; ./started.py --lr 1", "./started.py"),
+        ("./inner.sh one", "inner.py"),
+        ("exec ./inner.sh one", "inner.py"),
+        ("sh inner.sh one", "inner.py"),
+        ("(cd sub && bash ../inner.sh) &\nwait", "inner.py"),
+    ],
+)
+def test_commands_by_their_path_are_not_run_either(text: str, program: str) -> None:
+    files = {
+        "inner.sh": "#!/bin/sh\npython inner.py $1",
+        "started.py": "#!/usr/bin/env python\nraise SystemExit(open('run', 'w'))",
+        "env/bin/activate": "export PATH=$PWD/env/bin:$PATH\n",
+        "env/bin/python": "#!/bin/sh\necho started >&2; exit 3\n",
+        "sub/a": "",
+    }
+
+    assert script("set -e\n" + text, files=files).program == program
+
+
+def test_what_a_script_writes_is_gone_but_for_what_its_launch_line_names() -> None:
+    text = "rm kept; mkdir made; N=4\ncat > made/a.yaml <<E\nnum_processes: $((2 * N))\nE\n"
+    text += "accelerate launch --config_file made/a.yaml t.py"
+
+    found = script(text, files={"kept": "kept"})
+
+    assert (ranks(found), Path("kept").read_text(), Path("made").exists()) == (
+        ("accelerate", 1, 8, "t.py"), "kept", False,
+    )  # fmt: skip
+    assert found.files == {str(Path("made/a.yaml").absolute()): "num_processes: 8\n"}
+
+
+def test_a_script_reaches_no_network_and_no_other_process() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        text = (
+            f"if (exec 3<>/dev/tcp/127.0.0.1/{port}); then A=reached; else A=none; fi\n"
+            f"kill -0 {os.getpid()} && B=seen || B=none\npython t.py $A $B $(ls -d /proc/[0-9]* | wc -l | grep -c ..)"
+        )
+
+        assert script(text).arguments == ("none", "none", "0")
+
+
+def test_a_script_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripts, "LIMITS", replace(scripts.LIMITS, seconds=2.0))
+
+    with pytest.raises(SpecError, match="the script does not end within 2 s"):
+        script("while [ 1 -lt 2 ]; do :; done; python t.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "which"),
+    [
+        (
+            "for n in 96 192 336; do python train.py --length $n; done",
+            "`--length 336`, not `--length 96`; `--length 192`",
+        ),
+        ("python train.py --a 1 --b 2\npython train.py --b 2 --fast", "`--fast`, not `--a 1`"),
+        ("python train.py --lr=1 x\npython train.py --lr=2 x", "`--lr=2`, not `--lr=1`"),
+        ("python train.py --warm\npython train.py", "the line without them, not `--warm`"),
+    ],
+)
+def test_of_several_trainings_it_is_said_which_one_is_planned(text: str, which: str) -> None:
+    count = 3 if "for" in text else 2
+
+    assert script(text).notes == (f"run.sh starts train.py {count} times: planned is {which}",)
+
+
+def test_a_folder_that_is_not_here_is_said() -> None:
+    found = script("cd /scratch/job\npython t.py")
+
+    assert (found.folder, found.notes) == (
+        "", ("run.sh: cd /scratch/job: there is no such folder here, and the script stays where it is",),
+    )  # fmt: skip
 
 
 def test_files_are_those_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,11 @@ srun --export=ALL,NCCL_DEBUG=INFO torchrun --nnodes "$SLURM_NNODES" --nproc_per_
     train.py --ranks "$SLURM_NNODES" "$@" 2>&1 | tee log.txt
 echo done
 """
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 def line(command: str, files: Mapping[str, str] | None = None, **inherited: str) -> LaunchLine:
@@ -103,17 +109,21 @@ def test_torchrun_asks_its_environment_for_what_is_not_written(command: str, nod
 
 
 def test_a_batch_script_comes_to_its_srun_line() -> None:
-    found = line("sbatch -J other run.sbatch --lr 3e-4", {"run.sbatch": SLURM_SCRIPT})
+    Path("train").mkdir()
+
+    found = line("sbatch -J other run.sbatch --lr 3e-4", {"run.sbatch": SLURM_SCRIPT}, HOME="/home/me")
 
     assert shape(found) == ("torchrun", 2, 8, 8, "train.py")
     assert (found.arguments, found.folder) == (("--ranks", "2", "--lr", "3e-4"), "train")
-    assert found.environment == {"OMP_NUM_THREADS": "8", "NCCL_DEBUG": "INFO", "MASTER_ADDR": "127.0.0.1"}
+    assert {**found.environment, "WANDB_RUN_ID": ""} == {
+        "OMP_NUM_THREADS": "8", "NCCL_DEBUG": "INFO", "MASTER_ADDR": "127.0.0.1", "WANDB_RUN_ID": "",
+    }  # fmt: skip
+    assert found.environment["WANDB_RUN_ID"].isdigit()
     assert rank_variables(found, 9)["SLURM_JOB_NAME"] == "other"
     assert found.notes == (
         "run.sbatch: not run: module load cuda/12.8",
-        "run.sbatch: not run: source ~/venv/bin/activate",
+        "run.sbatch: not run: source /home/me/venv/bin/activate",
         "run.sbatch: not run: python prepare.py --out data",
-        "$WANDB_RUN_ID comes from $(date +%s), which is not known here: the program runs without it",
     )
 
 
@@ -168,11 +178,12 @@ def test_a_container_has_folders_and_variables_of_its_own() -> None:
     )
     inside = line(command)
     srun = line("srun --container-image=img --container-mounts=/host/job:/workspace python /workspace/t.py")
-    entered = line("docker run -v /host:/w img bash -c 'cd /w/job && python t.py'")
+    Path("host/job").mkdir(parents=True)
+    entered = line(f"docker run -v {Path.cwd()}/host:/w img bash -c 'cd /w/job && python t.py'")
     elsewhere = line("apptainer exec --pwd /opt/job --env A=1,B=2 img python t.py")
 
     assert (inside.program, inside.folder, inside.environment) == ("/host/job/t.py", "/host/job", {"A": "1"})
-    assert (srun.program, entered.folder) == ("/host/job/t.py", "/host/job")
+    assert (srun.program, entered.folder) == ("/host/job/t.py", "host/job")
     assert (elsewhere.folder, elsewhere.environment) == ("", {"A": "1", "B": "2"})
     assert elsewhere.notes == ("/opt/job of the container is assumed to be the folder that is here",)
 
@@ -217,9 +228,8 @@ def test_a_script_uses_what_it_finds_and_what_it_is_given() -> None:
         ("mpirun -np 2 python a.py : -np 2 python b.py", "", "mpirun starts several programs"),
         ("sbatch run.sh", "#SBATCH -N 2\ntorchrun --nnodes 2 t.py", "on the first of 2 nodes only"),
         ("sbatch run.sh", "#SBATCH --array=0-3\npython t.py", "--array is not read"),
-        ("bash run.sh", "python t.py --name 'x", "a ' is missing"),
+        ("bash run.sh", "python t.py --name 'x", "unexpected EOF while looking for matching"),
         ("bash run.sh", "python t.py --out $SCRATCH/x", r"\$SCRATCH decides a part of the launch line"),
-        ("bash run.sh", "cd $(mktemp -d)\npython t.py", r"a folder that \$\(mktemp -d\) decides"),
         ("bash run.sh", "echo hello", "the script has no launch line"),
         ("bash other.sh", "", "is not there"),
         ("docker run --gpus all img", "", "docker has no command to start in img: what its image starts is not known"),
