@@ -30,7 +30,7 @@ def refuse_measuring(job: Job) -> None:
             "a job with `trainer` is measured as the program that it is",
             allowed="a spec whose train and parallel say what a step does",
             remedy="planner spec JOB --program > job.py; planner measure -- torchrun job.py; planner compare JOB"
-            " measured.json",
+            " measurements.jsonl",
             place="trainer",
         )
 
