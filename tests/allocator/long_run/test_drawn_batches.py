@@ -167,3 +167,25 @@ def test_sizes_rise_until_a_gpu_runs_no_more_parts_at_a_time() -> None:
     assert rule is not None
     assert [rule.at(length) for length in (40, 69, 71, 900)] == [400, 690, 700, 700]
     assert saturated_rule_of([10, 20, 30, 50, 80], [100, 250, 300, 500, 700]) is None
+
+
+def with_bucket(events: Sequence[Event], until: int) -> list[Event]:
+    """With a block of the first step that waits until this iteration."""
+    bucket = 1_000_000
+    start = next(index for index, event in enumerate(events) if isinstance(event, Mark) and event.iteration == until)
+    return [Alloc(bucket, 40 * MIB, 0, Origin("bucket")), *events[:start], Free(bucket), *events[start:]]
+
+
+def test_what_the_first_steps_leave_for_a_while_is_given_up_at_their_end() -> None:
+    order = draw(5)
+    given = largest_early(order)
+    events = Program(linear).run(given)
+
+    waits, never_waits = (
+        compose_batches(with_bucket(events, until), [*given, given[-1]], order).replay(Rules()) for until in (9, 3)
+    )
+
+    assert (waits.allocated_bytes[2:], waits.peak_reserved_bytes) == (
+        never_waits.allocated_bytes[2:],
+        never_waits.peak_reserved_bytes,
+    )
