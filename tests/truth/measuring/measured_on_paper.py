@@ -38,8 +38,8 @@ def main(spec: str, folder: str) -> None:
     setting = json.dumps(asdict(make_setting(job, "cuda")))
     launch_line = job_program._launch_line
 
-    def with_recorder(run: Any, *, shortened: bool) -> Any:
-        line = launch_line(run, shortened=shortened)
+    def with_recorder(run: Any, steps: int) -> Any:
+        line = launch_line(run, steps)
         arguments = (setting, json.dumps(bundle(run)), folder)
         return replace(line, program=str(program), is_module=False, arguments=arguments)
 
