@@ -29,7 +29,7 @@ H100 = Gpu(name="H100-SXM-80GB", total_bytes=79 << 30, arch="sm_90")
             [
                 "decoder 32 × 4096",
                 "micro-batch 2 × 8192, bf16_autocast, AdamW",
-                "dp_replicate 16 (ddp), tp 2",
+                "dp_replicate 16, tp 2",
                 "32 × H100-SXM-80GB on 4 nodes",
             ],
         ),

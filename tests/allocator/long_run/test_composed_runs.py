@@ -44,7 +44,6 @@ def composed(job: Job) -> PartedRun:
         loader.given,
         loader.order,
         micro_batches=job.train.gradient_accumulation_steps,
-        empty_cache_every=job.train.empty_cache_every,
     )
 
 

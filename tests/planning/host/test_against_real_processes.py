@@ -68,7 +68,7 @@ def test_each_rank_holds_at_least_what_is_said(
 
 
 def test_batches_that_are_read_ahead_are_as_large_as_they_are(measured: dict[str, Any]) -> None:
-    found, loader = measured["loader"], DataLoader(workers=2, prefetch_factor=2)
+    found, loader = measured["loader"], DataLoader(workers=2)
     held = replay_host([BatchTaken((found["batch"],))], loader=loader, rules=NOT_PINNED)
 
     assert held[Phase.LOAD, 0] == {HostCategory.BATCH: pytest.approx(found["shared"], rel=0.05)}

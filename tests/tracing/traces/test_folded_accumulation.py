@@ -150,7 +150,8 @@ def test_repetition_that_leaves_the_allocator_another_each_time_is_replayed_to_i
 def in_order(events: Sequence[Event]) -> list[Event]:
     """With blocks named as they come, and the GPU's events by nothing: one that is run again is another one each time.
     What is given up in one go comes in the order of addresses in one process."""
-    # DDP times its first ten backwards by events for which nobody waits (torch 2.13, c10d/reducer.hpp).
+    # DDP times its first ten backwards by events for which only its own logger waits (torch 2.13, c10d/reducer.hpp,
+    # reducer_cuda.cpp).
     awaited = {each.what for each in events if isinstance(each, Launch) and each.kind == LaunchKind.WAIT}
     events = [_without_event(each) for each in events if not _is_unheard(each, awaited)]
     born = (event.block for event in events if isinstance(event, Alloc))
@@ -163,7 +164,9 @@ def in_order(events: Sequence[Event]) -> list[Event]:
 
 
 def _is_unheard(event: Event, awaited: set[int]) -> bool:
-    return isinstance(event, Launch) and event.kind == LaunchKind.RECORD and event.what not in awaited
+    if not isinstance(event, Launch):
+        return False
+    return event.kind == LaunchKind.HOST_WAIT_EVENT or (event.kind == LaunchKind.RECORD and event.what not in awaited)
 
 
 def _without_event(event: Event) -> Event:
