@@ -82,8 +82,8 @@ class JudgedTrace:
 class RunFacts:
     """What is known of a run beside its trace."""
 
-    name_moments: Callable[[RankClassStatement, SettledReplay], Iterable[NamedMoment]] = lambda *_: ()
-    """What it takes beyond its usual step, by what it takes in all and its replay without a limit."""
+    name_moments: Callable[[RankClassStatement], Iterable[NamedMoment]] = lambda _: ()
+    """What it takes beyond its usual step, by what it takes in all."""
     seen_iterations: int = 0
     """Where larger sizes may come than those that were seen: how many iterations were; else 0."""
     steps_to_run: int = 0
@@ -210,7 +210,7 @@ class Judge:
         statement = self.state(rank_trace.rank_class, unlimited, capped, trace)
         statement = self.add_host_lead(statement, rank_trace.trace, told)
         statement = self.add_other_workspaces(statement, trace)
-        statement = replace(statement, moments=tuple(facts.name_moments(statement, unlimited)))
+        statement = replace(statement, moments=tuple(facts.name_moments(statement)))
         statement, unreplayed = self.add_all_batches(statement, trace, facts)
         if facts.seen_iterations:
             verdict = worst([statement.verdict, Verdict.TIGHT])
@@ -372,7 +372,7 @@ def _judge_of(job: Job, calibration: Calibration) -> Judge:
 def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
     drawn = rank_trace.trace.drawn
     facts = RunFacts(
-        name_moments=lambda statement, _: batch_moments(drawn, statement),
+        name_moments=lambda statement: batch_moments(drawn, statement),
         micro_batches=job.train.gradient_accumulation_steps if drawn else 0,
     )
     return judge.judge(rank_trace, facts)

@@ -272,7 +272,7 @@ def _judge_device(judge: Judge, share: RankShare, trace: Trace, device: int | No
     ranks = RankClass(run.rank, RankSet.parse(share.ranks), {} if device is None else {"cuda": device})
     is_open = run.schedules or (run.varying is not None and not trace.drawn)
     facts = RunFacts(
-        name_moments=lambda statement, _: (*batch_moments(trace.drawn, statement), *_step_moments(run, statement)),
+        name_moments=lambda statement: (*batch_moments(trace.drawn, statement), *_step_moments(run, statement)),
         seen_iterations=run.iterations if is_open else 0,
         steps_to_run=run.steps_to_run,
         is_whole=run.is_whole or run.infers,

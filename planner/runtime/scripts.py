@@ -135,24 +135,20 @@ def run_script(script: Script, walled: WalledProgram | None = None) -> ScriptRun
     try:
         return _read_run(answer.parts["run"])
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
-        raise SpecError(
-            f"the script ended its process with {messages.ending(answer)}",
-            allowed="a script that ends no process but its own",
-            remedy="write the launch line that the script comes to",
-            place=script.place,
-        ) from None
+        problem = f"the script ended its process with {messages.ending(answer)}"
+        raise _error(script.place, problem, "a script that ends no process but its own") from None
+
+
+def _error(place: str, problem: str, allowed: str) -> SpecError:
+    return SpecError(problem, allowed=allowed, remedy="write the launch line that the script comes to", place=place)
 
 
 def _beyond_limits(script: Script, limit: Limit) -> SpecError:
-    is_late = limit is Limit.SECONDS
-    return SpecError(
-        f"the script does not end within {LIMITS.seconds:g} s"
-        if is_late
-        else f"the script exceeds its limit of {limit}",
-        allowed="a script that comes to its launch line: what starts programs is not started in it",
-        remedy="write the launch line that the script comes to",
-        place=script.place,
-    )
+    problem = f"exceeds its limit of {limit}"
+    if limit is Limit.SECONDS:
+        problem = f"does not end within {LIMITS.seconds:g} s"
+    allowed = "a script that comes to its launch line: what starts programs is not started in it"
+    return _error(script.place, f"the script {problem}", allowed)
 
 
 def _read_run(content: bytes) -> ScriptRun:
@@ -201,12 +197,8 @@ def run_here(script: Script) -> ScriptRun:
     try:
         return _run_twice(script, script.root or os.getcwd())
     except OSError as error:
-        raise SpecError(
-            f"bash cannot run the script here: {error}",
-            allowed="bash, and a folder that is here",
-            remedy="write the launch line that the script comes to",
-            place=script.place,
-        ) from None
+        problem = f"bash cannot run the script here: {error}"
+        raise _error(script.place, problem, "bash, and a folder that is here") from None
 
 
 def _run_twice(script: Script, root: str) -> ScriptRun:
@@ -230,12 +222,9 @@ def _leave_machine(place: str) -> None:
         if ctypes.CDLL(None, use_errno=True).unshare(_NEWCOMERS) != 0:
             raise PlannerError(f"unshare: {os.strerror(ctypes.get_errno())}")
     except PlannerError as error:
-        raise SpecError(
-            f"scripts are not run on this machine: {error.problem}",
-            allowed="Linux with overlayfs, as root or where users may have namespaces of their own",
-            remedy="write the launch line that the script comes to",
-            place=place,
-        ) from None
+        problem = f"scripts are not run on this machine: {error.problem}"
+        allowed = "Linux with overlayfs, as root or where users may have namespaces of their own"
+        raise _error(place, problem, allowed) from None
     if child := os.fork():  # a namespace of processes begins with the next one
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)

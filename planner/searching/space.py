@@ -257,10 +257,8 @@ def usual_axes(
 ) -> list[Axis]:
     """What a search varies if nobody says more: layouts, and settings that leave the training as it is. Raises
     SpecError for degrees that no layout has."""
-    axes: list[Axis] = []
-    if base.trainer is not None:
-        axes = [] if trainer_axes.checkpoints(base) else [axis_of("recompute", ["none", "full"])]
-    elif base.parallel.deepspeed is None:
+    axes = _recompute_of_trainer(base)
+    if base.trainer is None and base.parallel.deepspeed is None:
         axes = [axis_of("recompute", ["none", "selective", "full"]), axis_of("reshard_after_forward", [True, False])]
         if base.train.sequence_length:
             axes += [axis_of("sequence_parallel", [False, True]), axis_of("schedule", ["1F1B", "Interleaved1F1B"])]
@@ -270,10 +268,8 @@ def usual_axes(
 
 def least_axes(base: Job, gpus: int, per_node: int) -> list[Axis]:
     """What saves memory and leaves the training as it is: whether a job fits at all is decided among these."""
-    axes: list[Axis] = []
-    if base.trainer is not None:
-        axes = [] if trainer_axes.checkpoints(base) else [axis_of("recompute", ["none", "full"])]
-    elif base.parallel.deepspeed is None:
+    axes = _recompute_of_trainer(base)
+    if base.trainer is None and base.parallel.deepspeed is None:
         own = value_at(base, "train.recompute")
         recompute = [own] if own == "full" else [own, "full"]
         changes = tuple({"train.recompute": value} for value in recompute)
@@ -282,6 +278,12 @@ def least_axes(base: Job, gpus: int, per_node: int) -> list[Axis]:
             axes.append(axis_of("sequence_parallel", [False, True]))
     sizes = axis_of("micro_batch_size", list(dict.fromkeys([1, micro_batch_size(base)])))
     return [layout_axis(gpus, per_node, {}, base), *axes, sizes, allocator_axis(base)]
+
+
+def _recompute_of_trainer(base: Job) -> list[Axis]:
+    """What the files of a job with `trainer` may vary beside its batch; nothing where they recompute already."""
+    is_varied = base.trainer is not None and not trainer_axes.checkpoints(base)
+    return [axis_of("recompute", ["none", "full"])] if is_varied else []
 
 
 def allocator_axis(base: Job) -> Axis:
