@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from planner.records import shape
+from planner.units import parse_bytes
+
+_SIZE = shape(read=parse_bytes)
+"""Written as `79.10GiB`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +43,26 @@ class MemoryPool:
     """Memory that a GPU and the processors of its host share: what one takes the other does not have. In bytes, for
     each GPU."""
 
-    total_bytes: int
-    system_bytes: int
+    total_bytes: int = field(metadata=_SIZE)
+    system_bytes: int = field(metadata=_SIZE)
     """What the system holds of it at rest."""
-    floor_bytes: int
+    floor_bytes: int = field(metadata=_SIZE)
     """With less than that left hosts have stopped answering, without an error and without an OOM kill."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Peaks of one GPU, decimal units."""
+
+    teraflops: float
+    """Dense products of bfloat16 (float16 before Ampere) with sums in float32, 10^12 operations a second."""
+    memory_gb_s: float
+    """Its own memory, 10^9 bytes a second."""
+    link_gb_s: float
+    """To the GPUs of its node, each way: half of what data sheets call the total of NVLink; PCIe where it has none."""
+    host_gb_s: float
+    """To the host, each way."""
     source: str
 
 
@@ -61,7 +82,7 @@ class GpuRecord:
     """GPUs of one model take the same context and communicators, whatever their memory and socket."""
     arch: str
     """`sm_90`, ...; `ARCHITECTURES` has what it decides."""
-    total_bytes: int
+    total_bytes: int = field(metadata=_SIZE)
     provenance: str
     """Who reported `total_bytes`, with which software."""
     multiprocessors: int
@@ -80,6 +101,8 @@ class GpuRecord:
     """Measured on this GPU; None: not measured."""
     communicators: tuple[MeasuredCommunicator, ...] = ()
     """Measured on several of this GPU."""
+    speed: Speed | None = field(default=None, repr=False)
+    """Of what is in no memory figure, and in no digest of the catalog."""
     pool: MemoryPool | None = None
     """Where it has no memory of its own."""
     note: str = ""

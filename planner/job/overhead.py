@@ -140,7 +140,7 @@ def _bytes(mib: float) -> int:
     return round(mib) * MIB
 
 
-# Bare contexts and NCCL's communicators are measured facts of GPUs (planner/hardware/gpus.py). On top of a context
+# Bare contexts and NCCL's communicators are measured facts of GPUs (planner/hardware/gpus.toml). On top of a context
 # come the images of the kernels that the program uses: since CUDA 11.7 they are loaded lazily, with their first use
 # (`CUDA_MODULE_LOADING=LAZY`, set by torch itself since 1.13, pytorch/pytorch#86509).
 KERNEL_IMAGES = 164

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from planner.errors import SpecError
-from planner.hardware.catalog import Speed, network_gb_s, speed_of
+from planner.hardware.catalog import network_gb_s, speed_of
+from planner.hardware.gpu_records import Speed
 from planner.job import pipeline_schedules
 from planner.job.bound.lower_bound import Bound, lower_bound
 from planner.job.bound.parameters import Shape, shape_of

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from planner.hardware.catalog import Speed
-from planner.hardware.gpu_records import GpuRecord
+from planner.hardware.gpu_records import GpuRecord, Speed
 from planner.hardware.kernel_speeds import (
     KERNEL_SECONDS,
     MEMORY_SHARE,

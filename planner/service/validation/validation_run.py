@@ -19,7 +19,7 @@ from planner.events import Event
 from planner.job.loading import bundle
 from planner.job.overhead import OutsideEstimate, outside_of
 from planner.job.schema import Gpu, Job, Software
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.planning.trace_source import TraceSource
 from planner.report.statement import Plan, Verdict
 from planner.runtime.limits import Limits
@@ -37,7 +37,7 @@ from planner.truth.plan_comparison import BESIDE_CPU, Comparison, class_of, rend
 from planner.units import GIB, show_bytes
 
 ALIKE = 0.03
-"""By how much the memory of two GPUs of one kind differs, relative: 200 MiB between drivers (hardware/gpus.py), and
+"""By how much the memory of two GPUs of one kind differs, relative: 200 MiB between drivers (hardware/gpus.toml), and
 ECC; 40 GB from 80 GB it tells in any case."""
 
 

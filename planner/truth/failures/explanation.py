@@ -26,7 +26,7 @@ from planner.units import MIB
 _ALIKE = 0.01
 """Within which share two figures are taken to be the same: what a plan of an eager language model is off by at most."""
 _SAME_GPU = 0.02
-"""The total of one type of GPU differs by less between drivers (planner/hardware/gpus.py)."""
+"""The total of one type of GPU differs by less between drivers (planner/hardware/gpus.toml)."""
 _KNOWN_SIZES = 3
 _TELLING_BYTES = MIB
 """Smaller allocations have sizes that many jobs have."""
