@@ -34,7 +34,7 @@ class Clock:
 def stages(path: Path) -> dict[str, float]:
     clock = Clock(BEGAN)
     from planner.job.loading import load_job
-    from planner.planning.job_plan import plan_from_traces
+    from planner.planning.plan import plan_from_traces
     from planner.planning.planned_classes import trace_job
 
     job = load_job(path)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 import layout_speed
 
 from planner.job.schema import Job
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 
 LAYERS = (8, 16, 32, 64, 128, 256)
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

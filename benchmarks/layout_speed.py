@@ -33,7 +33,7 @@ from planner.job.schema import (
     Tp,
     Train,
 )
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.planning.planned_classes import trace_class
 
 FUSED = Optimizer(name="AdamW", arguments={"fused": True})

@@ -12,7 +12,7 @@ def estimate(job: PeerJob) -> int:
 
 def _of_spec(job: PeerJob) -> int:
     from planner.job.loading import load_job
-    from planner.planning.job_plan import plan_job
+    from planner.planning.plan import plan_job
 
     timelines = plan_job(load_job(job.spec_path)).timelines
     return max(getattr(timeline, f"peak_{job.measured.figure}_bytes") for timeline in timelines)

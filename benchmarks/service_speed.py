@@ -27,7 +27,7 @@ HITS = 200
 _WARM_PROCESS = """
 import json, sys, time
 from planner import paper
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.job.loading import load_bundle
 for line in sys.stdin:
     began = time.perf_counter()

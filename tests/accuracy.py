@@ -18,7 +18,7 @@ import planner.paper  # noqa: F401  before torch
 from planner.job.loading import load_bundle
 from planner.planning.gpu_truth import gpu_of
 from planner.planning.identity import installed_torch
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.truth import plan_comparison
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring.measurement_lines import Measurement

@@ -216,7 +216,7 @@ def _exchanged(database: str) -> Iterator[Answer]:
 
     from planner.job.bound.lower_bound import lower_bound
     from planner.job.loading import load_document
-    from planner.planning.job_plan import plan_job
+    from planner.planning.plan import plan_job
     from planner.report.statement import to_json
     from planner.service.errors import BusyError, DeadlineError
     from planner.service.history.store import History

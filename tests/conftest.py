@@ -118,14 +118,14 @@ def _new_skips_of_ci(config: pytest.Config) -> list[str]:
 @pytest.fixture(autouse=True)
 def every_plan_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever plan a test makes, by whichever hook: its figures agree with each other to the byte."""
-    real = judging._judge
+    real = judging.Judge.judge
 
     def judge(*arguments: Any) -> Any:
         judged = real(*arguments)
         adds_up(judged.statement)
         return judged
 
-    monkeypatch.setattr(judging, "_judge", judge)
+    monkeypatch.setattr(judging.Judge, "judge", judge)
 
 
 @pytest.fixture(scope="session")

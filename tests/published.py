@@ -12,7 +12,7 @@ from typing import Any
 
 from planner.events import Phase
 from planner.job.loading import load_job
-from planner.planning.job_plan import PlanningResult, plan_job
+from planner.planning.plan import PlanningResult, plan_job
 from planner.units import GIB
 
 _ROOT = Path(__file__).parents[1]

@@ -79,7 +79,7 @@ def plan_here(examples: list[str]) -> int:
             job = read_job(ROOT / "examples" / f"{example}.yaml").job
             peaks = [
                 each.peak
-                for each in child.call("planner.planning.job_plan:plan_job", job, Calibration.none()).plan.rank_classes
+                for each in child.call("planner.planning.plan:plan_job", job, Calibration.none()).plan.rank_classes
             ]
             found = [max(each.allocated_bytes for each in peaks), max(each.reserved_bytes for each in peaks)]
         except (PlannerError, RuntimeError) as error:

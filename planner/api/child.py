@@ -8,7 +8,7 @@ from typing import Any
 
 from planner import cuda_on_paper
 from planner.job.schema import Job
-from planner.planning.job_plan import PlanningResult, events_without_clock, plan_job
+from planner.planning.plan import PlanningResult, events_without_clock, plan_job
 from planner.planning.preload import PRELOAD, usable
 from planner.planning.trace_source import TraceCache, TraceSource
 from planner.report.class_timeline import timelines_of

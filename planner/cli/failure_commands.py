@@ -76,7 +76,7 @@ def _plan_beside(arguments: argparse.Namespace, standard_input: str) -> Plan:
     if stored is not None:
         return stored
     from planner.job.loading import load_job
-    from planner.planning.job_plan import plan_job
+    from planner.planning.plan import plan_job
     from planner.progress import show_progress
 
     job = load_job(Path(arguments.plan))

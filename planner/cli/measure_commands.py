@@ -147,7 +147,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
     if not arguments.set and arguments.job != "-":
         predicted = plan_comparison.read_stored_plan(Path(arguments.job))
     if predicted is None:  # a job, planned for the target, with its ranks' events
-        from planner.planning.job_plan import events_without_clock, plan_job
+        from planner.planning.plan import events_without_clock, plan_job
 
         job = job_of(arguments)
         with show_progress() as progress:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from planner.admission.policy import Policy
     from planner.cli.options import Commands
     from planner.job.schema import Job
-    from planner.planning.job_plan import PlanningResult
+    from planner.planning.plan import PlanningResult
 
 
 def add_plan(commands: Commands) -> None:

@@ -26,7 +26,7 @@ from planner.progress import show_progress
 
 if TYPE_CHECKING:
     from planner.cli.options import Commands
-    from planner.planning.program import ProgramInputs
+    from planner.planning.inputs import ProgramInputs
 
 _GPU = "H100-SXM-80GB"
 _VERSION = re.compile(r"[0-9]{1,2}\.[0-9]{1,2}")
@@ -110,7 +110,7 @@ def run_program(arguments: argparse.Namespace) -> int:
     if arguments.torch and not _VERSION.fullmatch(arguments.torch):
         raise SpecError(f"--torch is {arguments.torch}", allowed="two numbers, as 2.8", place="--torch")
     enter_for_command(arguments)
-    from planner.planning.program import judge_runs
+    from planner.planning.plan import plan_program
     from planner.tracing.program.rank_process import CrashedError
 
     work = _inputs(arguments)
@@ -118,7 +118,7 @@ def run_program(arguments: argparse.Namespace) -> int:
     try:
         with show_progress() as progress:
             shown.clear = progress.clear
-            judged = judge_runs(work, progress, shown)
+            judged = plan_program(work, progress, shown)
     except PlannerError as error:
         shown.print_last(getattr(error, "__notes__", ()))
         if isinstance(error, CrashedError):
@@ -168,7 +168,7 @@ def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
     from planner.job.launching.line import parse
     from planner.job.loading import read_gpu
     from planner.job.shorthand import read_host_memory
-    from planner.planning.program import inputs_of
+    from planner.planning.inputs import inputs_of
     from planner.planning.program_ranks import choose_ranks
     from planner.tracing.program.rank_process import USUAL_LIMITS
 

@@ -19,7 +19,7 @@ from planner.job.loading import bundle, load_bundle, load_document
 from planner.job.overhead import outside
 from planner.job.schema import Gpu, Job, Software
 from planner.planning import identity
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.runtime import messages, running
 from planner.runtime.limits import UNLIMITED
 from planner.runtime.messages import AnswerWriter, Task
@@ -149,7 +149,7 @@ def group_of(device: Sequence[Measurement], paper: Sequence[Measurement]) -> tup
         raise FactsError(
             f"the measurements are of {', '.join(sorted(names)) or 'no GPU'}",
             allowed="measurements of one GPU that the catalog knows",
-            remedy="add a record to planner/hardware/gpus.py, or measure each GPU into a folder of its own",
+            remedy="add a record to planner/hardware/gpus.toml, or measure each GPU into a folder of its own",
         )
     versions = {minor_of(line.software["torch"]) for line in (*device, *paper) if "torch" in line.software}
     if len(versions) != 1:

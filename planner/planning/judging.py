@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from planner.allocator.long_runs.drawn_batches import CannotComposeError, compose_batches
@@ -12,12 +11,14 @@ from planner.allocator.replay import SettledReplay, replay_until_settled
 from planner.allocator.rules import Rules
 from planner.allocator.timeline import Timeline
 from planner.events import Event, Phase, Repeat
-from planner.job.kinds import ANY, Kind, Trait, is_compiled, kind_of_spec
-from planner.job.layout import RankClass, axis_degrees, tokens_of_step
-from planner.job.overhead import OutsideEstimate, outside_of
+from planner.job.kinds import Kind, Trait, is_compiled
+from planner.job.layout import RankClass
+from planner.job.overhead import communicators_of, outside
 from planner.job.schema import Gpu, Job
 from planner.planning import identity, trace_variants
-from planner.planning.long_runs import LongRun, batch_moments, name_moment
+from planner.planning.inputs import ProgramInputs, inputs_of_job
+from planner.planning.long_runs import LongRun, batch_moments, moment_of_phases, name_moment
+from planner.planning.program_ranks import RankShare
 from planner.planning.trace_variants import without_timing
 from planner.report.attribution import phase_spans, state_rank_class
 from planner.report.statement import (
@@ -33,8 +34,9 @@ from planner.report.style import size
 from planner.runtime.garbage_collection import pause_collection
 from planner.timing.pending_frees import ToldEvents, complete_frees
 from planner.timing.step_time import INTERVAL, price_for_clock, time_step
+from planner.tracing.program.rank_orders import RankRun, divide_by_device, malformed_error
 from planner.tracing.rank_trace import Trace
-from planner.truth.calibration.interval import AppliedCorrection, Calibration, interval
+from planner.truth.calibration.interval import Calibration, interval
 from planner.upstream.torch_releases import SPECIAL_PARTS, largest_difference
 from planner.verdict import Verdict, decide, worst
 from planner.versions import minor_of
@@ -66,60 +68,52 @@ class FailedAllocation:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedTrace:
-    """What follows from a trace. The events of `rank_trace` are those of the timeline: what repeats is in both until it
-    changes nothing any more."""
+class JudgedRank:
+    """What ranks will hold on one GPU of their process. The events of `trace` are those of the timeline: what repeats
+    is in both until it changes nothing any more."""
 
-    rank_trace: RankTrace
+    share: RankShare
+    trace: Trace
     statement: RankClassStatement
     timeline: Timeline
     failure: FailedAllocation | None = None
     unreplayed: str = ""
     """Why not all batches were replayed that differ in size; empty if they were."""
 
+    @property
+    def rank_trace(self) -> RankTrace:
+        return RankTrace(self.share.rank_class, self.trace)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """What is known of a run beside its trace."""
-
-    name_moments: Callable[[RankClassStatement], Iterable[NamedMoment]] = lambda _: ()
-    """What it takes beyond its usual step, by what it takes in all."""
-    seen_iterations: int = 0
-    """Where larger sizes may come than those that were seen: how many iterations were; else 0."""
-    steps_to_run: int = 0
-    """Of the whole job; 0: not known."""
-    is_whole: bool = False
-    """Whether all of its batches were run."""
-    micro_batches: int = 0
-    """Of an iteration of the whole job, if fewer of them were run."""
-    uses_several_gpus: bool = False
+    @property
+    def failing(self) -> str:
+        """Where they would run out of memory, as a sentence; empty if they do not."""
+        if (failure := self.failure) is None:
+            return ""
+        device = self.share.rank_class.coordinates.get("cuda")
+        where = self.share.named if device is None else f"{self.share.named}, cuda:{device},"
+        return (
+            f"The first allocation that fails on {where} is in iteration {failure.iteration}, "
+            f"{failure.phase.value.replace('_', ' ')} (the program is not told, and goes on): {failure.message}"
+        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Judge:
-    """What a process is judged by, of a spec or of a program: the allocator's rules, what it may use of its GPU, what
-    it holds outside the allocator, and how far off such figures are."""
+    """What a run is judged by: the allocator's rules, what it may use of its GPU, what it holds outside the allocator,
+    and how far off such figures are."""
 
-    rules: Rules
-    gpu: Gpu
-    torch: str
-    capacity_bytes: int
-    held: OutsideEstimate
-    calibration: Calibration
-    kind: Kind = ANY
-    """But for what a trace says of it."""
-    torch_difference: float = 0.0
-    """How far plans of its torch and of the one at hand differ, relative."""
-    gpus_per_node: int = 8
-    tokens: float = 0.0
-    """Of a step of all ranks, over the number of GPUs; 0: not known."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, work: ProgramInputs, run: RankRun) -> None:
         """A process that limits itself (`set_per_process_memory_fraction`) has that share and what lies outside the
         allocator, which is not counted in it (torch 2.13, CUDACachingAllocator.cpp, `allowed_memory_maximum`)."""
+        self.work, self.run = work, run
+        self.rules = Rules.from_conf(run.allocator_conf)
+        if run.memory_fraction < 1.0:
+            self.rules = replace(self.rules, per_process_memory_fraction=run.memory_fraction)
+        held = outside(work.gpu, work.software, run.communicators)
+        self.held = work.applied_calibration.correct_outside(held)
+        self.capacity_bytes = work.capacity_bytes or work.gpu.total_bytes
         if (fraction := self.rules.per_process_memory_fraction) < 1:
-            allowed = int(fraction * self.gpu.total_bytes) + self.held.total_bytes
-            object.__setattr__(self, "capacity_bytes", min(self.capacity_bytes, allowed))
+            allowed = int(fraction * work.gpu.total_bytes) + self.held.total_bytes
+            self.capacity_bytes = min(self.capacity_bytes, allowed)
 
     @property
     def outside(self) -> OutsideAllocator:
@@ -133,7 +127,7 @@ class Judge:
 
     def told(self, trace: Trace, host: float = 1.0) -> ToldEvents:
         """As `told_on`, of its GPU."""
-        return told_on(self.gpu, self.gpus_per_node, trace, host)
+        return told_on(self.work.gpu, self.work.line.processes_per_node, trace, host)
 
     def add_host_lead(self, statement: RankClassStatement, trace: Trace, usual: ToldEvents) -> RankClassStatement:
         """With what hosts of other speeds reserve, in the interval and the verdict too; `trace` with its launches."""
@@ -182,65 +176,59 @@ class Judge:
     def replay(self, trace: Trace) -> tuple[SettledReplay, SettledReplay]:
         """Without a limit, and on the GPU. What it would have taken is asked for only where it does not get it."""
         capped = replay_until_settled(
-            trace.events, trace.repeats, self.rules, self.room_bytes, device_bytes=self.gpu.total_bytes
+            trace.events, trace.repeats, self.rules, self.room_bytes, device_bytes=self.work.gpu.total_bytes
         )
         runs_out = capped.timeline.out_of_memory is not None
         return replay_until_settled(trace.events, trace.repeats, self.rules) if runs_out else capped, capped
 
-    def judge(self, rank_trace: RankTrace, facts: RunFacts) -> JudgedTrace:
-        """What follows from the trace of a rank, of a spec or of a program: its replay, what else the rank may hold,
-        and whether that fits. Of a compiled job the larger of a run with Inductor's cache empty and one with it
-        filled, with both reserved peaks."""
-        filled = without_timing(rank_trace.trace)
-        runs = [self._judge_run(rank_trace, facts)]
+    def judge(self, share: RankShare, trace: Trace) -> JudgedRank:
+        """What follows from what a rank did on one GPU: its replay, what else the rank may hold, and whether that fits.
+        Of a compiled job the larger of a run with Inductor's cache empty and one with it filled, with both reserved
+        peaks."""
+        filled = without_timing(trace)
+        judged = self._judge(share, trace)
         if filled is None:
-            return runs[0]
-        runs.append(self._judge_run(replace(rank_trace, trace=filled), facts))
-        larger = max(
-            runs, key=lambda run: (list(Verdict).index(run.statement.verdict), run.statement.peak.device_bytes)
-        )
-        of_empty, of_filled = (run.statement.peak.reserved_bytes for run in runs)
+            return judged
+        both, order = [judged, self._judge(share, filled)], list(Verdict)
+        larger = max(both, key=lambda one: (order.index(one.statement.verdict), one.statement.peak.device_bytes))
+        of_empty, of_filled = (one.statement.peak.reserved_bytes for one in both)
         first_runs = FirstRuns(empty_cache_bytes=of_empty, filled_cache_bytes=of_filled)
         return replace(larger, statement=replace(larger.statement, first_runs=first_runs))
 
-    def _judge_run(self, rank_trace: RankTrace, facts: RunFacts) -> JudgedTrace:
-        told = self.told(rank_trace.trace)
-        trace = rank_trace.trace.as_told(told)
+    def _judge(self, share: RankShare, launched: Trace) -> JudgedRank:
+        run, told = self.run, self.told(launched)
+        trace = launched.as_told(told)
         unlimited, capped = self.replay(trace)
-        statement = self.state(rank_trace.rank_class, unlimited, capped, trace)
-        statement = self.add_host_lead(statement, rank_trace.trace, told)
+        statement = self.state(share.rank_class, unlimited, capped, trace)
+        statement = self.add_host_lead(statement, launched, told)
         statement = self.add_other_workspaces(statement, trace)
-        statement = replace(statement, moments=tuple(facts.name_moments(statement)))
-        statement, unreplayed = self.add_all_batches(statement, trace, facts)
-        if facts.seen_iterations:
+        moments = (*batch_moments(trace.drawn, statement), *_step_moments(run, statement))
+        statement, unreplayed = self.add_all_batches(replace(statement, moments=moments), trace)
+        if run.schedules or (run.varying is not None and not trace.drawn):  # larger sizes may come
             verdict = worst([statement.verdict, Verdict.TIGHT])
-            statement = replace(statement, judged_iterations=facts.seen_iterations, verdict=verdict)
-        statement = add_growth(statement, unlimited.events, unlimited.repeats, self.rules, facts.steps_to_run)
+            statement = replace(statement, judged_iterations=run.iterations, verdict=verdict)
+        statement = add_growth(statement, unlimited.events, unlimited.repeats, self.rules, run.steps_to_run)
         settled = replace(trace, events=unlimited.events, repeats=unlimited.repeats)
-        return JudgedTrace(
-            replace(rank_trace, trace=settled), statement, unlimited.timeline, _find_failure(capped), unreplayed
-        )
+        return JudgedRank(share, settled, statement, unlimited.timeline, _find_failure(capped), unreplayed)
 
-    def add_all_batches(
-        self, statement: RankClassStatement, trace: Trace, facts: RunFacts
-    ) -> tuple[RankClassStatement, str]:
+    def add_all_batches(self, statement: RankClassStatement, trace: Trace) -> tuple[RankClassStatement, str]:
         """The statement on what was run, as it is after all batches that were drawn ahead, in their order; and why they
         were not replayed, where they were not. `trace` is as its allocator was told."""
         loaders = [loader for loader in trace.drawn if loader.trains]
-        if facts.is_whole or not loaders:
+        if self.run.is_whole or self.run.infers or not loaders:
             return statement, ""
-        loader = loaders[0]
+        loader, micro_batches = loaders[0], self.work.micro_batches
         try:
             if len(loaders) > 1:
                 raise CannotComposeError("several data loaders are trained on")
-            if facts.uses_several_gpus:
+            if len(self.run.devices) > 1:
                 raise CannotComposeError("the process uses several GPUs")
             batches = compose_batches(
                 trace.written_out(),
                 loader.given,
                 loader.order,
-                facts.steps_to_run,
-                micro_batches=facts.micro_batches,
+                self.run.steps_to_run,
+                micro_batches=micro_batches,
             )
         except CannotComposeError as cannot:
             most = int((1 + _MOST_GROWTH) * statement.peak.reserved_bytes)
@@ -248,8 +236,8 @@ class Judge:
                 f"what the allocator caches over {loader.drawn:,} batches of other sizes was not replayed ({cannot}):"
                 f" the interval allows for {_MOST_GROWTH:.0%} more to be reserved"
             )
-        long = LongRun.replay(batches, self.rules, self.room_bytes, self.gpu.total_bytes)
-        unseen = max(loader.epoch - len(loader.order), 0) // max(facts.micro_batches, 1)
+        long = LongRun.replay(batches, self.rules, self.room_bytes, self.work.gpu.total_bytes)
+        unseen = max(loader.epoch - len(loader.order), 0) // max(micro_batches, 1)
         judged = long.judge(statement, self.interval_of(trace, statement.kind), unseen, batches.off)
         if judged.peak.reserved_bytes > statement.peak.reserved_bytes:
             steps = len(long.unlimited.allocated_bytes) + long.unlimited.left_out
@@ -278,7 +266,7 @@ class Judge:
 
     def step_of(self, trace: Trace) -> StepTime | None:
         """How long an iteration of it takes."""
-        timed = time_step(trace.work, self.gpu.name, self.gpus_per_node)
+        timed = time_step(trace.work, self.work.gpu.name, self.work.line.processes_per_node)
         if timed is None:
             return None
         low, high = (round(share * timed.step, 6) for share in INTERVAL)
@@ -288,26 +276,27 @@ class Judge:
             computing_seconds=round(timed.computing, 6),
             communicating_seconds=round(timed.communicating, 6),
             launching_seconds=round(timed.launching, 6),
-            tokens_per_second=round(self.tokens / timed.step, 1),
+            tokens_per_second=round(self.work.tokens / timed.step, 1),
         )
 
     def kind_of(self, trace: Trace) -> Kind:
         """That of a process that does as this trace does."""
-        kind = replace(self.kind, compiled=is_compiled(trace.work))
+        kind = replace(self.work.kind, several_ranks=self.work.line.world_size > 1, compiled=is_compiled(trace.work))
         has_other = trace.other_cudnn and trace_variants.has_workspaces(trace.events)
         return kind.having(Trait.OTHER_CUDNN) if has_other else kind
 
     def interval_of(self, trace: Trace, kind: Kind) -> Callable[[int], tuple[int, int]]:
         """The interval of device bytes of a process of this kind that does as this trace does."""
+        software = self.work.software
         return lambda device_bytes: interval(
             device_bytes,
             self.held,
-            self.calibration,
+            self.work.calibration,
             kind=kind,
             unknown_workspaces=bool(trace.unknown_workspaces),
-            gpu=self.gpu.name,
-            torch=self.torch,
-            torch_difference=self.torch_difference,
+            gpu=self.work.gpu.name,
+            torch=software.torch,
+            torch_difference=torch_difference(software.torch, self.work.special_parts),
         )
 
 
@@ -320,11 +309,24 @@ def told_on(gpu: Gpu, gpus_per_node: int, trace: Trace, host: float = 1.0) -> To
     return complete_frees(trace.events, trace.repeats, prices.with_host(host))
 
 
-def judge_trace(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedTrace:
-    """One trace's replay and what follows from it."""
-    judge = _judge_of(job, calibration)
-    with pause_collection():
-        return _judge(job, rank_trace, judge)
+def judge_trace(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedRank:
+    """What follows from a trace of a spec's program."""
+    (judged,) = judge_devices(inputs_of_job(job, calibration), share_of_class(job, rank_trace))
+    return judged
+
+
+def share_of_class(job: Job, rank_trace: RankTrace) -> RankShare:
+    """A rank of a spec's program that was run for its class, which the spec's mesh says."""
+    rank_class = rank_trace.rank_class
+    run = RankRun(
+        rank=rank_class.representative,
+        trace=rank_trace.trace,
+        ending="",
+        iterations=0,
+        allocator_conf=job.allocator.conf,
+        communicators=tuple(communicators_of(job)),
+    )
+    return RankShare(run, rank_class)
 
 
 def judge_elsewhere(
@@ -332,7 +334,8 @@ def judge_elsewhere(
 ) -> RankClassStatement:
     """The statement on the same trace on another GPU than that of the `known` one: without a replay where that GPU has
     room for all that was reserved, or none for what was allocated. Moments beyond the usual step are left out."""
-    judge, peak, trace = _judge_of(job, calibration), known.peak, rank_trace.trace
+    judge = Judge(inputs_of_job(job, calibration), share_of_class(job, rank_trace).run)
+    peak, trace = known.peak, rank_trace.trace
     room, simple = judge.room_bytes, job.train.lengths is None and not trace.is_timed
     sure = not known.cache_releases and (peak.reserved_bytes <= room or peak.allocated_bytes > room)
     if not (simple and sure) or judge.rules.garbage_collection_threshold:
@@ -354,28 +357,27 @@ def judge_elsewhere(
     )
 
 
-def _judge_of(job: Job, calibration: Calibration) -> Judge:
-    return Judge(
-        rules=Rules.from_conf(job.allocator.conf),
-        gpu=job.cluster.gpu,
-        torch=job.software.torch,
-        capacity_bytes=job.cluster.capacity_bytes,
-        held=calibration_of(job, calibration).correct_outside(outside_of(job)),
-        calibration=calibration,
-        kind=kind_of_spec(job),
-        torch_difference=torch_difference(job.software.torch, special_parts(job)),
-        gpus_per_node=job.cluster.gpus_per_node,
-        tokens=tokens_of_step(job) / math.prod(axis_degrees(job.parallel).values()),
-    )
+def judge_devices(work: ProgramInputs, share: RankShare) -> list[JudgedRank]:
+    """What the ranks will hold on each GPU that their process uses."""
+    run, judge = share.run, Judge(work, share.run)
+    traces = divide_by_device(run.trace)
+    if len(traces) > max(len(run.devices), 1):
+        raise malformed_error("its events are of more devices than it has used")
+    shares = [share]
+    if len(traces) > 1:
+        classes = [replace(share.rank_class, coordinates={"cuda": device}) for device in run.devices]
+        shares = [replace(share, rank_class=rank_class) for rank_class in classes]
+    with pause_collection():
+        return [judge.judge(of_device, trace) for of_device, trace in zip(shares, traces, strict=False)]
 
 
-def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
-    drawn = rank_trace.trace.drawn
-    facts = RunFacts(
-        name_moments=lambda statement: batch_moments(drawn, statement),
-        micro_batches=job.train.gradient_accumulation_steps if drawn else 0,
-    )
-    return judge.judge(rank_trace, facts)
+def _step_moments(run: RankRun, statement: RankClassStatement) -> Iterator[NamedMoment]:
+    """What the steps take at which its sizes are largest."""
+    until = [*(step.iteration for step in run.steps_at[1:]), run.iterations + 1]
+    for step, end in zip(run.steps_at, until, strict=False):
+        peaks = [phase for phase in statement.phases if step.iteration <= phase.iteration < end]
+        if step.why and peaks:
+            yield moment_of_phases(f"step {step.step:,}", peaks, statement, step.why)
 
 
 def _find_failure(capped: SettledReplay) -> FailedAllocation | None:
@@ -390,22 +392,6 @@ def torch_difference(asked: str, parts: frozenset[str] = SPECIAL_PARTS) -> float
     """How far plans of this torch and of the one that makes the plans here were seen to differ, relative, where jobs
     have no other special part than these."""
     return largest_difference(minor_of(asked), identity.installed_torch(), parts)
-
-
-def special_parts(job: Job) -> frozenset[str]:
-    """What of a job torch's versions treat differently."""
-    degrees = axis_degrees(job.parallel)
-    parts = {axis for axis in SPECIAL_PARTS if degrees.get(axis, 1) > 1}
-    if job.train.compile is not None:
-        parts.add("compiled")
-    if job.model.adapter is not None:
-        parts.add("lora")
-    return frozenset(parts)
-
-
-def calibration_of(job: Job, calibration: Calibration) -> AppliedCorrection:
-    """What was learnt from measurements on the GPU and torch of the job."""
-    return calibration.applied_to(job.cluster.gpu.name, job.software.torch)
 
 
 def add_growth(

@@ -8,6 +8,8 @@ from planner.hardware import catalog
 from planner.job.kinds import SENTENCES
 from planner.job.schema import Compile, Job
 from planner.planning import identity, judging, trace_variants
+from planner.planning.inputs import ProgramInputs
+from planner.planning.program_ranks import describe_asked_gpus
 from planner.report.statement import AnotherTorch, RankClassStatement
 from planner.tracing.rank_trace import Trace
 from planner.truth.calibration import recorded_errors
@@ -21,9 +23,23 @@ _PADDING = {
 }
 
 
-def notes_of(job: Job, traces: Sequence[Trace], rank_classes: Sequence[RankClassStatement]) -> tuple[str, ...]:
+def notes_of(
+    work: ProgramInputs, traces: Sequence[Trace], rank_classes: Sequence[RankClassStatement]
+) -> tuple[str, ...]:
     """What was not counted, and what was assumed."""
-    notes = [*workspace_notes(traces), *approximation_notes(rank_classes), *_describe_batches(job)]
+    notes = [*_workspace_notes(traces), *_approximation_notes(rank_classes)]
+    installed: Mapping[str, str] = {"torch": identity.installed_torch()}
+    if work.job is not None:
+        notes += _notes_of_spec(work.job, traces)
+        installed = identity.software()
+    elif work.walled is None:
+        notes += describe_asked_gpus(work.line)
+    notes += newer_software_notes(installed, work.special_parts)
+    return (*notes, *_another_torch_notes(work.software.torch, work.special_parts))
+
+
+def _notes_of_spec(job: Job, traces: Sequence[Trace]) -> list[str]:
+    notes = _describe_batches(job)
     if job.train.compile is not None:
         notes.append(_describe_compiling(job.train.compile, traces))
     if unified := max((trace.unified_bytes for trace in traces), default=0):
@@ -36,12 +52,10 @@ def notes_of(job: Job, traces: Sequence[Trace], rank_classes: Sequence[RankClass
         notes.append(f"The job may use {share}, its CUDA context included (cluster.gpu_fraction, cluster.gpu_memory).")
     if (known := catalog.by_name(job.cluster.gpu.name)) is not None and known.note:
         notes.append(known.note)
-    parts = judging.special_parts(job)
-    notes += newer_software_notes(identity.software(), parts)
-    return (*notes, *another_torch_notes(job.software.torch, parts))
+    return notes
 
 
-def workspace_notes(traces: Sequence[Trace]) -> list[str]:
+def _workspace_notes(traces: Sequence[Trace]) -> list[str]:
     """The kernels whose scratch memory nobody knows, and those whose was counted."""
     unknown = _unknown_workspaces(traces)
     notes = [f"Workspaces of unknown size, not counted: {'; '.join(unknown)}."] if unknown else []
@@ -58,7 +72,7 @@ def workspace_notes(traces: Sequence[Trace]) -> list[str]:
     return notes
 
 
-def approximation_notes(rank_classes: Iterable[RankClassStatement]) -> list[str]:
+def _approximation_notes(rank_classes: Iterable[RankClassStatement]) -> list[str]:
     """What is approximated about each kind."""
     kinds = dict.fromkeys(rank_class.kind for rank_class in rank_classes)
     approximated = ("; ".join(SENTENCES[trait] for trait in kind.traits if trait in SENTENCES) for kind in kinds)
@@ -97,7 +111,7 @@ def newer_software_notes(installed: Mapping[str, str], parts: frozenset[str] = S
     return [f"{sentence} `pip install --constraint constraints.txt '.[plan]'` in a checkout installs what is tested."]
 
 
-def another_torch_notes(asked: str, parts: frozenset[str] = SPECIAL_PARTS) -> list[str]:
+def _another_torch_notes(asked: str, parts: frozenset[str] = SPECIAL_PARTS) -> list[str]:
     """The note where `asked` is not the torch that makes the plans; none where it is."""
     another = another_torch_than(asked, parts)
     if another is None:

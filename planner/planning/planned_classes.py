@@ -17,14 +17,14 @@ from planner.allocator.rules import Rules
 from planner.errors import SpecError
 from planner.job.layout import Mesh, RankClass, first_rank_differs, parts_of, rank_classes, set_first_apart
 from planner.job.schema import Job
-from planner.planning.judging import JudgedTrace, RankTrace, judge_trace
+from planner.planning.inputs import ProgramInputs
+from planner.planning.judging import JudgedRank, RankTrace, judge_devices, share_of_class
 from planner.planning.preload import PRELOAD
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.runtime import messages, running
 from planner.runtime.limits import UNLIMITED
 from planner.runtime.messages import AnswerWriter, Task
 from planner.tracing.rank_trace import Trace
-from planner.truth.calibration.interval import Calibration
 
 Progress = Callable[[str], None]
 
@@ -35,23 +35,27 @@ _NO_TIMELINE = replay(())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningInputs:
-    """What is planned and how. `source` gives the traces; `target` says whose kernels are traced (default: the job's
-    GPU); `processes` is how many there may be at a time."""
+    """The program of a spec, and how it is planned. `source` gives the traces; `target` says whose kernels are traced
+    (default: the job's GPU); `processes` is how many there may be at a time."""
 
-    job: Job
-    calibration: Calibration
+    work: ProgramInputs
     source: TraceSource = USUAL_SOURCE
     target: str = ""
     processes: int = 1
     keep_traces: bool = True
     """Whether events and timelines are wanted: they are large where they travel between processes."""
 
+    @property
+    def job(self) -> Job:
+        assert self.work.job is not None
+        return self.work.job
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedClass:
     """A rank class that was traced and judged: each of its parts."""
 
-    parts: tuple[JudgedTrace, ...]
+    judged: tuple[JudgedRank, ...]
     replay_seconds: float
     whole: bool = True
     """Whether traces and timelines are there; only then does the plan have them."""
@@ -124,13 +128,13 @@ def plan_classes(work: PlanningInputs, progress: Progress = lambda _: None) -> S
 
 
 def _plan_class(work: PlanningInputs, rank_class: RankClass, progress: Progress = lambda _: None) -> PlannedClass:
-    parts: list[JudgedTrace] = []
+    judged: list[JudgedRank] = []
     replay_seconds = 0.0
     for rank_trace in trace_class(work.job, rank_class, progress, work.source, work.target):
         began = time.perf_counter()
-        parts.append(judge_trace(work.job, rank_trace, work.calibration))
+        judged += judge_devices(work.work, share_of_class(work.job, rank_trace))
         replay_seconds += time.perf_counter() - began
-    return PlannedClass(tuple(parts), replay_seconds)
+    return PlannedClass(tuple(judged), replay_seconds)
 
 
 def _plan_in_children(work: PlanningInputs, shares: Sequence[range]) -> dict[int, PlannedClass]:
@@ -160,12 +164,14 @@ def plan_share(argument: tuple[PlanningInputs, range], answer: AnswerWriter) -> 
 def _without_unwanted(work: PlanningInputs, planned: PlannedClass) -> PlannedClass:
     if work.keep_traces:
         return planned
-    parts = tuple(
-        replace(
-            part,
-            rank_trace=replace(part.rank_trace, trace=replace(part.rank_trace.trace, events=())),
-            timeline=_NO_TIMELINE,
-        )
-        for part in planned.parts
+    return replace(planned, judged=tuple(map(_without_events, planned.judged)), whole=False)
+
+
+def _without_events(judged: JudgedRank) -> JudgedRank:
+    share, trace = judged.share, replace(judged.trace, events=())
+    return replace(
+        judged,
+        share=replace(share, run=replace(share.run, trace=trace)),
+        trace=trace,
+        timeline=_NO_TIMELINE,
     )
-    return replace(planned, parts=parts, whole=False)

@@ -1,4 +1,4 @@
-"""Which ranks of a program are run, and for which ranks each of them speaks."""
+"""Which ranks of a program are run, and which ranks each of them represents."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from planner.errors import SpecError
 from planner.events import Category, Event, Free, Role
 from planner.job.launching.line import LaunchLine
+from planner.job.layout import RankClass
 from planner.job.named_counts import named_count
 from planner.job.rank_sets import RankSet
 from planner.report.statement import ranks_text
@@ -27,11 +28,17 @@ _MOST_STAGES = 16
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """A run, the ranks that are taken to be like it (`0-6`), and whether some of these were not run."""
+    """A run, the class of the ranks that it represents, and whether some of these were not run though nothing says
+    that they do the same."""
 
     run: RankRun
-    ranks: str
-    untried: bool
+    rank_class: RankClass
+    untried: bool = False
+
+    @property
+    def ranks(self) -> str:
+        """`0-6`."""
+        return str(self.rank_class.ranks)
 
     @property
     def named(self) -> str:
@@ -98,36 +105,42 @@ Told = Callable[[Trace], Trace]
 """The events of a trace as the allocator of the GPU sees them."""
 
 
-def share_ranks(runs: Sequence[RankRun], world_size: int, told: Told = lambda trace: trace) -> list[RankShare]:
-    """Runs of which the allocator is told the same speak together, though one host waits for the GPU where another does
-    not; a rank that was not run is taken to do as its speaker."""
+def unite_alike(shares: Sequence[RankShare], told: Told = lambda trace: trace) -> list[RankShare]:
+    """Those of which the allocator is told the same are one, though one host waits for the GPU where another does
+    not."""
 
-    def speaks_for(head: RankRun, run: RankRun) -> bool:
+    def are_one(head: RankRun, run: RankRun) -> bool:
         return are_alike(head.trace, run.trace) or are_alike(told(head.trace), told(run.trace))
 
-    together: list[tuple[RankRun, list[int]]] = []
-    for run, ranks in speakers(runs, world_size):
-        alike = next((spoken for head, spoken in together if speaks_for(head, run)), None)
-        if alike is None:
-            together.append((run, [*ranks]))
-        else:
-            alike += ranks
-    ran = {run.rank for run in runs}
-    return [RankShare(head, str(rank_set(ranks)), not ran.issuperset(ranks)) for head, ranks in together]
+    united: list[RankShare] = []
+    for share in shares:
+        place = next((place for place, head in enumerate(united) if are_one(head.run, share.run)), None)
+        if place is None:
+            united.append(share)
+            continue
+        head = united[place]
+        ranks = rank_set([*head.rank_class.ranks, *share.rank_class.ranks])
+        united[place] = replace(
+            head, rank_class=replace(head.rank_class, ranks=ranks), untried=head.untried or share.untried
+        )
+    return united
 
 
-def speakers(runs: Sequence[RankRun], world_size: int) -> list[tuple[RankRun, list[int]]]:
-    """Each run with the ranks for which it speaks. A rank that was not run is taken to do as the middle one of those of
-    its stage that were: the first rank does what no other one does (it reads the loss, it gathers what is saved)."""
+def share_ranks(runs: Sequence[RankRun], world_size: int) -> list[RankShare]:
+    """All ranks among those that were run. One that was not is taken to do as the middle one of those of its stage that
+    were: the first rank does what no other one does (it reads the loss, it gathers what is saved)."""
     ran, stages = [run.rank for run in runs], _Stages(runs[0].talkers)
     of_stage: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank in ran:
         of_stage[stages.of_rank(rank)].append(rank)
-    spoken: dict[int, list[int]] = {rank: [rank] for rank in ran}
+    represented: dict[int, list[int]] = {rank: [rank] for rank in ran}
     for rank in sorted(set(range(world_size)).difference(ran)):
         near = of_stage.get(stages.of_rank(rank)) or ran
-        spoken[near[len(near) // 2]].append(rank)
-    return [(run, spoken[run.rank]) for run in runs]
+        represented[near[len(near) // 2]].append(rank)
+    return [
+        RankShare(run, RankClass(run.rank, rank_set(represented[run.rank]), {}), untried=len(represented[run.rank]) > 1)
+        for run in runs
+    ]
 
 
 def rank_set(ranks: Iterable[int]) -> RankSet:
@@ -177,7 +190,7 @@ def show_named_gpus(line: LaunchLine, traceback: str) -> LaunchLine | None:
     return replace(line, node_gpus=named.gpus, notes=(*line.notes, note))
 
 
-def tell_asked_gpus(line: LaunchLine) -> Iterator[str]:
+def describe_asked_gpus(line: LaunchLine) -> Iterator[str]:
     """A sentence on a program of one rank whose files ask how many GPUs there are, which nobody has said."""
     if line.node_gpus or not line.may_start_ranks or line.world_size > 1:
         return

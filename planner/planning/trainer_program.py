@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,7 @@ from planner.job.loading import bundle
 from planner.job.printing import plain_yaml
 from planner.job.schema import Job
 from planner.job.trainer import accumulation_steps, micro_batch_size, ranks_with_samples
-from planner.planning.planned_classes import Progress
-from planner.planning.program import JudgedProgram, ProgramInputs, inputs_of, judge_runs
+from planner.planning.inputs import ProgramInputs, inputs_of
 from planner.runtime.walled_program import WalledProgram
 from planner.tracing.isolated import USUAL_ISOLATION, Isolation
 from planner.tracing.program.rank_process import program_limits
@@ -25,23 +25,19 @@ from planner.truth.calibration.interval import Calibration
 PROGRAM = "planner.programs.trainer"
 
 
-def judge_trainer(
-    job: Job,
-    calibration: Calibration | None = None,
-    isolation: Isolation = USUAL_ISOLATION,
-    progress: Progress = lambda _: None,
-) -> JudgedProgram:
-    """What the ranks of a job with `trainer` do, by running its program: behind the walls of the `isolation`, if it has
-    some. Raises SpecError, and what running it raises."""
+@contextmanager
+def started_trainer(
+    job: Job, calibration: Calibration, isolation: Isolation = USUAL_ISOLATION
+) -> Iterator[ProgramInputs]:
+    """What is run of a job with `trainer`, while its files are there: behind the walls of the `isolation`, if it has
+    some. Raises SpecError."""
     with tempfile.TemporaryDirectory(prefix="planner-") as folder:
-        work = program_of(job, Path(folder))
-        if calibration is not None:
-            work = replace(work, calibration=calibration)
+        work = replace(program_of(job, Path(folder)), calibration=calibration)
         if isolation.walls is not None:
             os.chmod(folder, 0o755)  # nobody reads there
             walled = WalledProgram(walls=replace(isolation.walls, readable=()), folder=folder)
             work = replace(work, walled=walled, limits=program_limits(isolation.limits))
-        return judge_runs(work, progress)
+        yield work
 
 
 def program_of(job: Job, folder: Path) -> ProgramInputs:
@@ -56,6 +52,7 @@ def program_of(job: Job, folder: Path) -> ProgramInputs:
         torch=job.software.torch,
         batches=0,  # all are of one size
         host_memory_bytes=cluster.host_memory,
+        job=job,
         tokens=tokens * ranks_with_samples(job) / (cluster.nodes * cluster.gpus_per_node),
     )
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from planner.errors import PlannerError
 from planner.events import Category
 from planner.job.layout import Mesh, rank_classes
-from planner.planning.job_plan import PlanningResult
 from planner.planning.judging import RankTrace, judge_trace
+from planner.planning.plan import PlanningResult
 from planner.planning.planned_classes import Progress
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import RankClassStatement, WithoutCompile

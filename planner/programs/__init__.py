@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from planner.job.loading import bundle_text
+from planner.job.launching.line import Launcher, LaunchLine
+from planner.job.loading import bundle, bundle_text
 from planner.job.schema import Job
 
 _BUNDLE = 'BUNDLE = ""\n'
 """Where a printed program has its job."""
+
+
+def launch_line(job: Job, *options: str) -> LaunchLine:
+    """How the program of a job is started on its nodes."""
+    return LaunchLine(
+        launcher=Launcher.TORCHRUN,
+        program="planner.programs.train",
+        is_module=True,
+        arguments=(json.dumps(bundle(job)), *options),
+        nodes=job.cluster.nodes,
+        processes_per_node=job.cluster.gpus_per_node,
+    )
 
 
 def program_text(job: Job) -> str:

@@ -25,10 +25,12 @@ from planner.job.layout import Mesh, rank_classes
 from planner.job.loading import bundle
 from planner.job.schema import Job, multiprocessors_of
 from planner.planning import judging, planned_classes
-from planner.planning.job_plan import plan_job, state_job_hosts
-from planner.planning.judging import RankTrace
+from planner.planning.inputs import inputs_of_job
+from planner.planning.judging import RankTrace, share_of_class
 from planner.planning.memory_pool import state_pool
+from planner.planning.plan import plan_job
 from planner.planning.preload import PRELOAD
+from planner.planning.stating import state_job_hosts
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import RankClassStatement, Verdict, slowest_step
 from planner.runtime import messages, running
@@ -356,7 +358,7 @@ def plan_here(group: Group, is_over: Callable[[], bool] = lambda: False) -> Answ
         return (Refused(error.problem),) * len(group.jobs)
     answers = []
     for job, of_job in zip(group.jobs, statements, strict=True):
-        answers.append(_summarize(of_job, whole=True, host=_verdict_of_hosts(job, of_job, traced)))
+        answers.append(_summarize(of_job, whole=True, host=_verdict_of_hosts(job, group.calibration, of_job, traced)))
     return tuple(answers)
 
 
@@ -371,12 +373,14 @@ def _plan_trainer(job: Job, group: Group, is_over: Callable[[], bool]) -> Answer
     return _summarize(plan.rank_classes, whole=True, host=worst([plan.host_verdict, plan.pool_verdict]))
 
 
-def _verdict_of_hosts(job: Job, statements: Sequence[RankClassStatement], traced: Sequence[RankTrace]) -> Verdict:
+def _verdict_of_hosts(
+    job: Job, calibration: Calibration, statements: Sequence[RankClassStatement], traced: Sequence[RankTrace]
+) -> Verdict:
     """Of the nodes, where the job says what they have or their memory is that of the GPUs."""
     gpu, cluster = catalog.by_name(job.cluster.gpu.name), job.cluster
     if not cluster.host_memory and (gpu is None or gpu.pool is None):
         return Verdict.FITS
-    host = state_job_hosts(job, traced)
+    host = state_job_hosts(inputs_of_job(job, calibration), [share_of_class(job, trace) for trace in traced])
     pool = state_pool(cluster.gpu.name, statements, host, cluster.gpus_per_node)
     on_hosts = Verdict.EXCEEDS if host.exceeds else Verdict.FITS
     return worst([on_hosts, pool.verdict if pool else Verdict.FITS])

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from planner.job.printing import short_yaml
 from planner.job.schema import Job
 from planner.planning.identity import traced_part
-from planner.planning.job_plan import PlanningResult, plan_job
 from planner.planning.judging import RankTrace
+from planner.planning.plan import PlanningResult, plan_job
 from planner.planning.planned_classes import Progress
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.planning.without_compile import add_eager

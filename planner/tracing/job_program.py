@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
 import time
@@ -15,11 +14,11 @@ from unittest import mock
 
 from planner import cuda_on_paper
 from planner.errors import PlannerError, ProgramError, TraceError
-from planner.job import loading
-from planner.job.launching.line import Launcher, LaunchLine, rank_variables
+from planner.job.launching.line import rank_variables
 from planner.job.sampled_runs import draw_batches
 from planner.job.schema import Job, Lengths
 from planner.paper.native_records import DoesNotFoldError
+from planner.programs import launch_line
 from planner.tracing.batch_sizes import LARGEST
 from planner.tracing.program import micro_batches
 from planner.tracing.program.assumptions import About
@@ -80,7 +79,7 @@ def _trace(job: Job, rank: int, target: str, steps: int, *, shortened: bool) -> 
         checking.enforce("deepspeed")
         total_bytes = job.cluster.capacity_bytes or total_bytes  # it asks whether parameters can be flattened there
     order = ProgramOrder(
-        line=_launch_line(run_job, steps),
+        line=launch_line(run_job, *(["--steps", str(steps)] if steps else [])),
         rank=rank,
         gpu=Gpu(product="", arch=job.cluster.gpu.arch, total_bytes=total_bytes, name=job.cluster.gpu.name),
         target=target or job.cluster.gpu.target,
@@ -164,18 +163,6 @@ def _require_longest(run: RankRun) -> None:
             remedy="give train.sequence_length as one length",
             place="train.lengths",
         )
-
-
-def _launch_line(job: Job, steps: int) -> LaunchLine:
-    """How the program of a spec is started on the job's nodes."""
-    return LaunchLine(
-        launcher=Launcher.TORCHRUN,
-        program="planner.programs.train",
-        is_module=True,
-        arguments=(json.dumps(loading.bundle(job)), *(["--steps", str(steps)] if steps else [])),
-        nodes=job.cluster.nodes,
-        processes_per_node=job.cluster.gpus_per_node,
-    )
 
 
 def _refuse(error: PlannerError) -> NoReturn:

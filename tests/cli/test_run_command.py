@@ -17,7 +17,7 @@ from planner import cli
 from planner.job.launching.line import parse
 from planner.job.named_gpus import look_up
 from planner.job.schema import Software
-from planner.planning.program import inputs_of
+from planner.planning.inputs import inputs_of
 from planner.report.plan_text import render
 from planner.report.statement import from_json, to_json
 from planner.report.style import Style

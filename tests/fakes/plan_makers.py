@@ -16,7 +16,7 @@ from stored import new_history
 from planner.events import Alloc, Category, Free, Mark, Phase, Role
 from planner.job.layout import Mesh, rank_classes
 from planner.job.schema import Cluster, Decoder, DpShard, Gpu, Input, Job, Metadata, Model, Parallel, Pp, Train
-from planner.planning.job_plan import plan_from_traces
+from planner.planning.plan import plan_from_traces
 from planner.planning.planned_classes import assign_ranks, parts_of_class
 from planner.report.statement import Advice, Plan, Verdict
 from planner.runtime.limits import Limit, LimitExceededError, Limits

@@ -20,8 +20,9 @@ from planner.events import write_out_repeats
 from planner.job.launching.line import parse
 from planner.job.named_gpus import look_up
 from planner.job.schema import Gpu
+from planner.planning.inputs import inputs_of
 from planner.planning.judging import told_on
-from planner.planning.program import inputs_of, judge_runs
+from planner.planning.plan import plan_program
 from planner.report.statement import Plan
 from planner.runtime.limits import Limits
 from planner.runtime.walled_program import WalledProgram
@@ -77,4 +78,4 @@ def judge(*words: str, gpu: str = "H100-SXM-80GB", node_gpus: int = 0, **asked: 
     found = look_up(gpu)
     assert found is not None
     with forked_ranks():
-        return judge_runs(inputs_of(parse(words, node_gpus=node_gpus), words, found, **asked)).plan
+        return plan_program(inputs_of(parse(words, node_gpus=node_gpus), words, found, **asked)).plan

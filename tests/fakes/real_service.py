@@ -19,7 +19,7 @@ from stored import put_traces
 from planner.job.bound.lower_bound import Bound, lower_bound
 from planner.job.loading import bundle_text
 from planner.job.schema import Job
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.report.statement import to_json
 from planner.searching.exact_plans import Answer, Group, plan_here
 from planner.searching.plan_advice import add_advice

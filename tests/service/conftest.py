@@ -21,7 +21,7 @@ from stored import new_history
 from planner.job.bound.lower_bound import Bound, lower_bound
 from planner.job.loading import load_document
 from planner.job.schema import Job
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.report.statement import Plan, to_json
 from planner.service.history.store import History
 from planner.service.http.dependencies import Dependencies

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from planner.job.bound.lower_bound import lower_bound
 from planner.job.loading import load_document
 from planner.job.schema import Job
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.report.statement import Verdict
 from planner.searching.exact_plans import Answer, Exact, Group
 from planner.service.history.store import History

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from stored import put_traces
 
 from planner.job.loading import load_document
-from planner.planning.job_plan import PlanningResult, plan_job
+from planner.planning.plan import PlanningResult, plan_job
 from planner.report.statement import Plan
 from planner.service.history.job_table import JobChange, MeasuredRank
 from planner.service.history.store import History

@@ -12,9 +12,9 @@ from planner.errors import PlannerError, ProgramError, SpecError, restored
 from planner.job.layout import Mesh, rank_classes
 from planner.job.masking import CommandMask, map_texts
 from planner.job.schema import Job
-from planner.planning.job_plan import PlanningResult, plan_from_traces, plan_job
+from planner.planning.inputs import inputs_of
+from planner.planning.plan import PlanningResult, plan_from_traces, plan_job, plan_program
 from planner.planning.planned_classes import assign_ranks, parts_of_class
-from planner.planning.program import inputs_of, judge_runs
 from planner.planning.trace_source import TraceSource
 from planner.planning.without_compile import add_eager
 from planner.report.statement import Plan, to_json
@@ -79,7 +79,7 @@ def run_program(order: Order, answer: AnswerWriter) -> None:
         host_memory_bytes=asked.host_memory_bytes, torch=asked.torch,
     )  # fmt: skip
     try:
-        plan = judge_runs(work).plan
+        plan = plan_program(work).plan
     except MemoryError:
         raise
     except PlannerError as error:  # others read it too, in a warning of a hook

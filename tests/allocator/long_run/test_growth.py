@@ -13,7 +13,7 @@ from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
 from planner.events import Alloc, Event, Free, Mark, Origin, Phase
 from planner.job.loading import load_yaml
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.report.verdict_text import verdict_sentences
 from planner.tracing.job_program import trace
 from planner.units import GIB, MIB

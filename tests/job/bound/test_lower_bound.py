@@ -17,7 +17,7 @@ from planner.job.loading import load_document, load_job
 from planner.job.overhead import outside_of
 from planner.job.pipeline_schedules import stage_count
 from planner.job.schema import Job
-from planner.planning.job_plan import plan_from_traces, plan_job
+from planner.planning.plan import plan_from_traces, plan_job
 from planner.planning.planned_classes import trace_job
 from planner.report.statement import Plan, Verdict
 from planner.units import GIB

@@ -18,7 +18,7 @@ from planner.events import Phase
 from planner.host_events import HostCategory
 from planner.job.loading import load_document
 from planner.job.schema import DataLoader
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.report.statement import Plan, Verdict, from_json, to_json
 from planner.report.verdict_text import job_sentence, verdict_sentences
 from planner.tracing import rank_trace

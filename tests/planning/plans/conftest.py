@@ -12,8 +12,8 @@ import pytest
 from planner.events import Category, Phase
 from planner.job.layout import Mesh, rank_classes
 from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Model, Parallel, Software, Train
-from planner.planning.job_plan import PlanningResult, plan_from_traces
 from planner.planning.judging import RankTrace
+from planner.planning.plan import PlanningResult, plan_from_traces
 from planner.planning.preload import PRELOAD
 from planner.report.attribution import Life, lives, phase_spans
 from planner.report.statement import PhaseStatement, RankClassStatement

@@ -18,7 +18,7 @@ from planner.job.loading import document, load_document
 from planner.job.overhead import outside_of
 from planner.job.schema import Allocator, Decoder, Gpu, Input, Job, Optimizer, Recompute
 from planner.planning import planned_classes
-from planner.planning.job_plan import plan_from_traces, plan_job
+from planner.planning.plan import plan_from_traces, plan_job
 from planner.report.plan_text import render
 from planner.report.statement import Advice, Verdict, change_text
 from planner.report.style import Style

@@ -16,7 +16,7 @@ import transformers
 from planner.errors import PlannerError, TorchVersionError
 from planner.job.loading import load_job
 from planner.planning import trace_source
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.tracing.job_program import trace
 from planner.upstream import torch_releases
 from tests.fakes.bad_jobs import BadJob, read_bad_jobs

@@ -8,7 +8,7 @@ import pytest
 
 from planner.job.loading import load_yaml
 from planner.job.schema import Job
-from planner.planning.job_plan import PlanningResult, plan_job
+from planner.planning.plan import PlanningResult, plan_job
 from planner.planning.without_compile import add_eager
 from planner.report.statement import from_json, to_json
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from planner.job.loading import load_job
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.report.statement import Verdict
 from planner.searching.advice import USUAL_SECONDS
 from planner.searching.axes import apply, fault_of

@@ -11,7 +11,7 @@ import pytest
 from planner.events import Category
 from planner.job.loading import load_job
 from planner.job.schema import Job
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.report.plan_text import render
 from planner.report.statement import Plan, Verdict
 from planner.report.style import Style

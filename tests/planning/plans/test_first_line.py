@@ -8,7 +8,7 @@ from pathlib import Path
 from planner.events import Category
 from planner.job.named_jobs import GivenJob, read
 from planner.job.shorthand import REST, Shorthand
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 
 WORDS = Shorthand(gpus="4xH100", lora="r=16", seq="256", batch=2, fsdp=REST)
 

@@ -53,7 +53,7 @@ def test_the_larger_run_is_stated_and_both_peaks_are_said() -> None:
     # The buffer of 256 MiB is cached and too small for the gradients.
     assert judged.statement.first_runs == FirstRuns(empty_cache_bytes=1068 * MIB, filled_cache_bytes=812 * MIB)
     assert judged.statement.peak.reserved_bytes == 1068 * MIB
-    assert TIMED in judged.rank_trace.trace.events
+    assert TIMED in judged.trace.events
 
 
 def test_where_later_requests_take_what_timing_has_left_both_peaks_are_equal() -> None:

@@ -12,7 +12,7 @@ import pytest
 from planner.hardware import catalog
 from planner.job.schema import Allocator, Cluster, DataLoader, Decoder, Gpu, Job, Metadata, Model, Train
 from planner.planning import identity
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.planning.trace_source import TraceCache
 from planner.service.orders import build_order
 from planner.truth.calibration.interval import Calibration

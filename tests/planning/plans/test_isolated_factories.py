@@ -15,7 +15,7 @@ from stopped_clock import LimitClock
 from planner.errors import SpecError, TraceError
 from planner.job.schema import Cluster, Gpu, Input, Job, Model, Train
 from planner.planning import trace_source
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.planning.trace_source import TraceSource
 from planner.runtime import running
 from planner.runtime.fork_server import ForkServer

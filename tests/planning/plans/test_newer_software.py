@@ -11,8 +11,8 @@ import pytest
 from planner.job.named_jobs import GivenJob, read
 from planner.job.shorthand import Shorthand
 from planner.planning import identity
-from planner.planning.job_plan import plan_job
 from planner.planning.notes import newer_software_notes
+from planner.planning.plan import plan_job
 from planner.upstream import checking
 from planner.versions import TESTED, newer_than_tested
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planner.events import Category
 from planner.job.loading import load_job
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own-model.yaml"
 

@@ -11,8 +11,8 @@ from planner.hardware import catalog
 from planner.job.loading import job_on_gpu, load_yaml
 from planner.job.overhead import outside_of
 from planner.job.schema import Job
-from planner.planning.job_plan import plan_job
 from planner.planning.memory_pool import state_pool
+from planner.planning.plan import plan_job
 from planner.report.statement import Plan, from_json, to_json
 from planner.report.verdict_text import job_sentence, verdict_sentences
 from planner.searching.axes import parse

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from planner.job.loading import load_document
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 
 SPECS = Path(__file__).parents[3] / "examples" / "published"
 FSDP16, TP4 = "torchtitan-qwen3-32b-fsdp16", "torchtitan-qwen3-32b-tp4"

@@ -11,7 +11,7 @@ import pytest
 from planner.errors import SpecError
 from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Parallel, Pp, Train
 from planner.planning import planned_classes
-from planner.planning.job_plan import PlanningResult, plan_job
+from planner.planning.plan import PlanningResult, plan_job
 from planner.report.statement import Seconds
 from planner.runtime import messages, running
 from planner.runtime.fork_server import ForkServer

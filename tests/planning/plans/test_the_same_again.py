@@ -10,7 +10,7 @@ import pytest
 
 from planner.errors import TraceError
 from planner.job.schema import Eval, Job, Optimizer, Recompute
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.planning.trace_source import USUAL_SOURCE
 from planner.tracing.isolated import trace_isolated
 from planner.tracing.job_program import trace

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Train
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.planning.trace_source import TraceCache, TraceSource
 from planner.report.statement import Plan, Seconds
 from planner.runtime.user_cache import NONE, inductor_folder

@@ -18,7 +18,7 @@ from planner import cli
 from planner.errors import SpecError
 from planner.job.loading import bundle
 from planner.job.schema import Gpu, Job
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.report.statement import Verdict, from_json, to_json
 from planner.runtime.messages import AnswerWriter
 from planner.searching import sweeping

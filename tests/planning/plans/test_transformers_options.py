@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.job.schema import Cluster, Gpu, Job, Model, Parallel, Recompute, Tp, Train
-from planner.planning.job_plan import PlanningResult, plan_job
+from planner.planning.plan import PlanningResult, plan_job
 from planner.searching.advice import advise
 from planner.searching.exact_plans import PlansHere
 from planner.units import GIB, MIB

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from planner.job.loading import job_on_gpu, load_yaml
 from planner.job.named_gpus import look_up
 from planner.job.schema import Allocator, Cluster, Gpu
-from planner.planning.job_plan import plan_from_traces, plan_job
+from planner.planning.plan import plan_from_traces, plan_job
 from planner.planning.planned_classes import assign_ranks
 from planner.planning.trace_source import TraceSource
 from planner.report.statement import Plan, Verdict

@@ -18,7 +18,7 @@ from screenshots import photograph_if_asked
 from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe
 
 from planner.job.loading import load_bundle, load_yaml
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.report.class_timeline import timelines_of
 from planner.report.html_pages import render_page
 from planner.report.plan_text import step_sentence

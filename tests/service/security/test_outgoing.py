@@ -17,7 +17,7 @@ from quiet_server import QuietServer
 import planner
 from planner.errors import PlannerError
 from planner.job.loading import load_document, load_yaml
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.service.http.openapi import EXAMPLE_JOB
 from planner.truth.measuring.job_reports import to_service
 

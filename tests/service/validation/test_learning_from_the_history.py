@@ -13,8 +13,8 @@ from planner.events import Alloc, Mark, Phase
 from planner.job.layout import Mesh, rank_classes
 from planner.job.overhead import outside_of
 from planner.job.schema import Allocator, Job
-from planner.planning.job_plan import plan_from_traces
 from planner.planning.judging import RankTrace
+from planner.planning.plan import plan_from_traces
 from planner.report.statement import Plan
 from planner.service.history.job_table import JobChange, MeasuredRank
 from planner.service.history.records import Validation, ValidationState

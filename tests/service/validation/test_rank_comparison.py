@@ -13,8 +13,8 @@ from planner.events import Alloc, Category, Event, Mark, Phase, Role
 from planner.job.layout import Mesh, rank_classes
 from planner.job.overhead import outside_of
 from planner.job.schema import Job
-from planner.planning.job_plan import plan_from_traces
 from planner.planning.judging import RankTrace
+from planner.planning.plan import plan_from_traces
 from planner.service.validation.validation_run import RankComparison, compare_ranks
 from planner.tracing.rank_trace import Trace
 from planner.truth.measuring.measurement_lines import (

@@ -18,7 +18,7 @@ import yaml
 
 from planner.hardware import catalog, kernel_speeds
 from planner.job.loading import load_job
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.timing.step_time import time_step
 
 KEPT = step_times.DATA / "shares.json"

@@ -12,8 +12,8 @@ from planner.job.layout import RankClass
 from planner.job.named_gpus import look_up
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Cluster, Job, Model
-from planner.planning.judging import RankTrace, judge_trace
-from planner.planning.program import inputs_of, judge_devices
+from planner.planning.inputs import inputs_of
+from planner.planning.judging import RankTrace, judge_devices, judge_trace
 from planner.planning.program_ranks import RankShare
 from planner.truth.calibration.interval import Calibration
 
@@ -48,7 +48,7 @@ def test_one_trace_is_judged_alike(run: Run, program: Program, model: str, unkno
     work = inputs_of(parse(command.split()), command.split(), gpu, calibration=none)
     job = Job(model=Model(), cluster=Cluster(gpu=work.gpu), software=work.software)
 
-    (judged,) = judge_devices(work, RankShare(found, "0", untried=False))
+    (judged,) = judge_devices(work, RankShare(found, RankClass(0, RankSet.world(1), {})))
     as_spec = judge_trace(job, RankTrace(RankClass(0, RankSet.world(1), {}), found.trace), none).statement
 
     program_kind, spec_kind = judged.statement.kind, as_spec.kind

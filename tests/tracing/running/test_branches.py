@@ -13,7 +13,7 @@ from program_runs import Program, Run
 from planner.errors import ProgramError
 from planner.events import Alloc
 from planner.job.launching.line import parse
-from planner.planning.program import MOST_BRANCHES, MOST_SECONDS, try_branches
+from planner.planning.branches import MOST_BRANCHES, MOST_SECONDS, try_branches
 from planner.tracing.program.assumptions import Branch
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.rank_trace import Trace

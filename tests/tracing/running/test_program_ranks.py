@@ -6,13 +6,17 @@ import pytest
 
 from planner.errors import SpecError
 from planner.events import Alloc, Free
-from planner.planning.program_ranks import choose_ranks, do_the_same, more_ranks, share_ranks
+from planner.planning.program_ranks import RankShare, choose_ranks, do_the_same, more_ranks, share_ranks, unite_alike
 from planner.tracing.program.rank_orders import RankRun
 from planner.tracing.rank_trace import Trace
 
 
 def ran(rank: int, size: int, talkers: tuple[tuple[int, ...], ...] = ()) -> RankRun:
     return RankRun(rank=rank, trace=Trace((Alloc(0, size),)), ending="", iterations=1, talkers=talkers)
+
+
+def united(runs: list[RankRun], world_size: int) -> list[RankShare]:
+    return unite_alike(share_ranks(runs, world_size))
 
 
 @pytest.mark.parametrize(
@@ -38,13 +42,13 @@ def test_ranks_that_are_not_there(wanted: str, said: str) -> None:
 
 
 def test_ranks_of_equal_events_are_one_class() -> None:
-    (share,) = share_ranks([ran(0, 10), ran(7, 10)], 8)
+    (share,) = united([ran(0, 10), ran(7, 10)], 8)
 
     assert (share.ranks, share.run.rank, share.untried) == ("0-7", 0, True)
 
 
 def test_ranks_of_other_events_are_another() -> None:
-    first, last = share_ranks([ran(0, 10), ran(7, 11)], 8)
+    first, last = united([ran(0, 10), ran(7, 11)], 8)
 
     assert (first.ranks, first.untried, last.ranks, last.untried) == ("0", False, "1-7", True)
 
@@ -52,7 +56,7 @@ def test_ranks_of_other_events_are_another() -> None:
 def test_a_rank_that_was_not_run_does_as_the_middle_one() -> None:
     runs = [ran(0, 10), ran(1, 11), ran(5, 12), ran(7, 13)]
 
-    assert [(each.run.rank, each.ranks, each.untried) for each in share_ranks(runs, 8)] == [
+    assert [(each.run.rank, each.ranks, each.untried) for each in united(runs, 8)] == [
         (0, "0", False), (1, "1", False), (5, "2-6", True), (7, "7", False),
     ]  # fmt: skip
 
@@ -67,7 +71,7 @@ def test_neighbouring_frees_may_come_in_another_order() -> None:
 
 
 def test_a_class_may_have_gaps() -> None:
-    first, other = share_ranks([ran(0, 10), ran(1, 11), ran(2, 10)], 3)
+    first, other = united([ran(0, 10), ran(1, 11), ran(2, 10)], 3)
 
     assert (first.ranks, other.ranks, first.untried) == ("0,2", "1", False)
 
@@ -96,12 +100,12 @@ def test_a_pipeline_of_very_many_stages_is_not_run_unasked() -> None:
 def test_a_rank_does_as_the_one_of_its_stage() -> None:
     runs = [ran(0, 10, PIPELINE), ran(2, 11), ran(4, 11), ran(6, 12), ran(7, 13)]
 
-    assert [(each.run.rank, each.ranks, each.untried) for each in share_ranks(runs, 8)] == [
+    assert [(each.run.rank, each.ranks, each.untried) for each in united(runs, 8)] == [
         (0, "0-1", True), (2, "2-5", True), (6, "6", False), (7, "7", False),
     ]  # fmt: skip
 
 
 def test_a_lower_rank_does_as_the_one_that_was_run() -> None:
-    (share,) = share_ranks([ran(5, 10)], 8)
+    (share,) = united([ran(5, 10)], 8)
 
     assert (share.ranks, share.untried) == ("0-7", True)

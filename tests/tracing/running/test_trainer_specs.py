@@ -21,7 +21,7 @@ from planner.errors import ProgramError, SpecError
 from planner.events import Category
 from planner.job.loading import bundle, load_bundle, load_job
 from planner.job.schema import Job
-from planner.planning.program import judge_runs
+from planner.planning.plan import plan_program
 from planner.planning.trainer_program import command, program_of
 from planner.report.statement import Plan
 
@@ -31,7 +31,7 @@ STEPS = 3
 
 def planned(job: Job, folder: Path) -> Plan:
     with forked_ranks():
-        return judge_runs(program_of(job, folder)).plan
+        return plan_program(program_of(job, folder)).plan
 
 
 def bytes_of(statement: Plan) -> list[Any]:

@@ -12,7 +12,7 @@ from cpu_runs import Both, assert_exact, both_ways
 from planner.errors import SpecError
 from planner.job.schema import Adapter, Cluster, Gpu, Job, Metadata, Model, Optimizer, Train
 from planner.planning import identity
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.report.statement import TrainedAdapter
 from planner.tracing.job_program import trace
 from planner.training.models.adapters import Linear4bit

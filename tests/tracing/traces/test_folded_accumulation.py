@@ -31,7 +31,7 @@ from planner.job.schema import (
     Train,
 )
 from planner.planning import judging
-from planner.planning.judging import JudgedTrace, RankTrace
+from planner.planning.judging import JudgedRank, RankTrace
 from planner.report.statement import RankClassStatement
 from planner.step_work import Launch, LaunchKind
 from planner.tracing import job_program as tracing
@@ -184,7 +184,7 @@ def _block(event: Event) -> int:
 
 def stated(of: Job, found: Trace) -> RankClassStatement:
     (rank_class,) = rank_classes(Mesh.of(of.parallel))
-    judged: JudgedTrace = judging.judge_trace(of, RankTrace(rank_class, _whole(found)), Calibration.none())
+    judged: JudgedRank = judging.judge_trace(of, RankTrace(rank_class, _whole(found)), Calibration.none())
     return judged.statement
 
 

@@ -11,8 +11,8 @@ from planner.job.layout import Mesh, rank_classes
 from planner.job.overhead import outside_of
 from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Software
 from planner.planning import identity, judging
-from planner.planning.job_plan import PlanningResult, plan_from_traces
 from planner.planning.judging import RankTrace
+from planner.planning.plan import PlanningResult, plan_from_traces
 from planner.report.plan_text import render
 from planner.report.statement import Peak, Verdict, from_json, to_json
 from planner.report.style import Style

@@ -12,8 +12,8 @@ from planner.job.kinds import Kind
 from planner.job.layout import RankClass
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Cluster, Gpu, Job, Model
-from planner.planning.job_plan import plan_from_traces
 from planner.planning.judging import RankTrace
+from planner.planning.plan import plan_from_traces
 from planner.report.statement import Plan
 from planner.tracing.rank_trace import Trace
 from planner.truth.calibration.recorded_errors import judge_at_risk, parse_risk, reserved_band, reserved_bound

@@ -17,7 +17,7 @@ from planner.hardware.facts import facts_folder, read_lines, state_of
 from planner.job.loading import load_document
 from planner.job.schema import Job
 from planner.planning.gpu_truth import gpu_of, learn_gpu, on_paper
-from planner.planning.job_plan import plan_job
+from planner.planning.plan import plan_job
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
 from planner.units import MIB

@@ -14,7 +14,7 @@ import pytest
 from planner.errors import FactsError
 from planner.job.loading import load_document
 from planner.planning.gpu_truth import LearntFacts, learn_facts, on_paper
-from planner.planning.job_plan import PlanningResult, plan_job
+from planner.planning.plan import PlanningResult, plan_job
 from planner.truth.calibration.interval import Calibration
 from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
 from planner.units import MIB
