@@ -43,6 +43,7 @@ def state_plan(
 ) -> Plan:
     """The plan of all `ranks`, of which those that do alike were `judged` together."""
     runs = [share.run for share in ranks]
+    traces, unreplayed = [run.trace for run in runs], _unreplayed(judged)
     conf, statements = runs[0].allocator_conf, tuple(one.statement for one in judged)
     host = state_job_hosts(work, ranks)
     plan = Plan(
@@ -57,7 +58,8 @@ def state_plan(
         pool=state_pool(work.gpu.name, statements, host, work.line.processes_per_node),
         provenance=identity.provenance_of(work.calibration),
         notes=(
-            *notes.notes_of(work, [run.trace for run in runs], statements),
+            *notes.notes_of(work, traces, statements),
+            *(() if work.command else (f"{clause[0].upper()}{clause[1:]}." for clause in unreplayed)),
             *(host.assumptions if work.host_memory_bytes else ()),
         ),
         sources=(
@@ -69,7 +71,12 @@ def state_plan(
     )
     if work.command:
         plan = _add_runs(plan, work, runs, judged, branches)
-    return plan if work.job is None else _add_spec(plan, work.job, [run.trace for run in runs])
+    return plan if work.job is None else _add_spec(plan, work.job, traces)
+
+
+def _unreplayed(judged: Sequence[JudgedRank]) -> list[str]:
+    """Why batches that differ in size were not all replayed."""
+    return list(dict.fromkeys(one.unreplayed for one in judged if one.unreplayed))
 
 
 def _add_spec(plan: Plan, job: Job, traces: Sequence[Trace]) -> Plan:
@@ -116,7 +123,7 @@ def _add_runs(
                 infers=all(run.infers for run in runs),
             ),
             *describe_sizes(first),
-            *dict.fromkeys(one.unreplayed for one in judged if one.unreplayed),
+            *_unreplayed(judged),
             *_describe_later_steps(first, work.steps_at),
             *_describe_failures(runs),
         ),
