@@ -36,14 +36,14 @@ def main(spec: str, folder: str) -> None:
     program = Path(folder, "measured.py")
     program.write_text(MEASURED, encoding="utf-8")
     setting = json.dumps(asdict(make_setting(job, "cuda")))
-    launch_line = job_program._launch_line
+    launch_line = job_program.launch_line
 
-    def with_recorder(run: Any, steps: int) -> Any:
-        line = launch_line(run, steps)
+    def with_recorder(run: Any, *options: str) -> Any:
+        line = launch_line(run, *options)
         arguments = (setting, json.dumps(bundle(run)), folder)
         return replace(line, program=str(program), is_module=False, arguments=arguments)
 
-    with mock.patch.object(job_program, "_launch_line", with_recorder):
+    with mock.patch.object(job_program, "launch_line", with_recorder):
         events = job_program.trace(job).written_out()
     planned = [
         [each.phase, each.iteration, each.peak.requested_bytes, each.end.requested_bytes] for each in phases_of(events)
