@@ -27,8 +27,8 @@ class Trait(StrEnum):
 SENTENCES = {
     Trait.OTHER_CUDNN: "workspaces of convolutions are those of a newer cuDNN than the job's, which needs a GPU to say"
     " its own",
-    Trait.FOUR_BITS: "a model in four bits is planned with the products of bitsandbytes 0.49, its head not packed; up"
-    " to 0.43.1 these keep their inputs until the next loss",
+    Trait.FOUR_BITS: "a model in four bits is planned by the bitsandbytes that is installed, its head not packed;"
+    " up to 0.43.1 its products keep their inputs until the next loss",
     Trait.HELD_COLLECTIVES: "collectives of tensor parallelism before torch 2.8 hold their tensors for as long as the"
     " device lags behind, which is estimated",
 }

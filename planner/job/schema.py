@@ -256,7 +256,7 @@ class Optimizer:
             "the name of a class of torch.optim, or such as bitsandbytes.AdamW8bit",
         ),
     ] = "AdamW"
-    """A class of torch.optim, or such as bitsandbytes.AdamW8bit, torchao.AdamW8bit, transformers.Adafactor."""
+    """A class of torch.optim, or of a package: bitsandbytes.AdamW8bit, torchao.AdamW8bit, transformers.Adafactor."""
     arguments: PlainData = field(default_factory=dict)
     """Any other key is an argument of the class: lr, foreach, fused, ..."""
 

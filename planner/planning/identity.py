@@ -13,19 +13,17 @@ from planner import distribution
 from planner.hardware import catalog
 from planner.job import loading
 from planner.job.json_text import canonical_json
+from planner.job.packages import LIBRARIES, libraries_of
 from planner.job.schema import Allocator, DataLoader, Gpu, Job, Metadata
 from planner.report.statement import Provenance
 from planner.truth.calibration.interval import Calibration
 from planner.versions import minor_of
 
-ANSWERS = 18
+ANSWERS = 19
 """The number of the answers that this code gives: of its traces, figures, verdicts, advice, rankings and runs. Whoever
 changes an answer raises it by one, and no plan, trace or search that was stored under another number is answered again.
 `make answers OUT=FOLDER` before a change and `make answers AGAINST=FOLDER` after it show whether it changes any. Plans
 print it as their allocator rules."""
-
-_LIBRARIES = ("deepspeed", "peft", "accelerate")
-"""Those whose own code some traces run; that of a job with `trainer` may run all."""
 
 
 def trace_id_of(job: Job, versions: Mapping[str, str] | None = None, *, target: str = "") -> str:
@@ -43,12 +41,8 @@ def plan_id_of(job: Job, provenance: Provenance, versions: Mapping[str, str] | N
 
 def _software_of(job: Job, versions: Mapping[str, str]) -> Mapping[str, str]:
     """What decides the traces of the job besides itself."""
-    # The libraries whose own code this job's trace runs, besides those of every job.
-    by_trainer = job.trainer is not None
-    used = (job.parallel.deepspeed is not None or by_trainer, job.model.adapter is not None or by_trainer, by_trainer)
     parts = {**_of_every_trace(versions), "answers": str(ANSWERS)}
-    parts |= {name: versions[name] for name, is_used in zip(_LIBRARIES, used, strict=True) if is_used}
-    return parts
+    return parts | {name: versions[name] for name in libraries_of(job)}
 
 
 def traced_part(job: Job) -> Job:
@@ -109,7 +103,7 @@ def software() -> Mapping[str, str]:
 @functools.cache
 def every_version() -> Mapping[str, str]:
     """Those of :func:`software`, and of what some traces run."""
-    return {**software(), **{name: _version(name) for name in _LIBRARIES}}
+    return {**software(), **{name: _version(name) for name in LIBRARIES}}
 
 
 def installed_torch() -> str:

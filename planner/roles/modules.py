@@ -41,7 +41,10 @@ class ModuleRoles:
     def take_again(self, root: nn.Module) -> None:
         """What it holds may lie elsewhere by now."""
         for tensor in (*root.parameters(), *root.buffers()):
-            self._recorder.assign(tensor, Category.PARAMETER, self._names.get(tensor, ""))
+            name = self._names.get(tensor, "")
+            self._recorder.assign(tensor, Category.PARAMETER, name)
+            for scales in scales_of(tensor):
+                self._recorder.assign(scales, Category.PARAMETER, name)
 
     def assign_gradient(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
@@ -65,6 +68,15 @@ class ModuleRoles:
     def _accumulated(self, name: str, parameter: Tensor) -> None:
         if parameter.grad is not None:
             self._recorder.assign(parameter.grad, Category.GRADIENT, name)
+
+
+def scales_of(parameter: Tensor) -> Iterator[Tensor]:
+    """What a parameter in few bits has beside its packed elements: scales, their own scales, tables (bitsandbytes 0.50,
+    functional.py, `QuantState`)."""
+    state = getattr(parameter, "quant_state", None)
+    while state is not None:
+        yield from (value for value in vars(state).values() if isinstance(value, Tensor))
+        state = state.state2
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:

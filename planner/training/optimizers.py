@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import importlib
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from torch.optim.optimizer import Optimizer
 
 from planner.errors import SpecError
 from planner.job import schema
-from planner.job.bound.lower_bound import BITSANDBYTES
+from planner.job.nodes import did_you_mean
 from planner.training.device_mesh import World
 from planner.training.keyword_arguments import check_arguments
 from planner.training.log_levels import raise_log_levels
@@ -55,168 +56,6 @@ def _norm(group: Sequence[nn.Parameter]) -> Tensor:
     # It remarks that one number is reduced along one axis after the other.
     with raise_log_levels("torch.distributed.tensor._redistribute"):
         return norm.full_tensor()
-
-
-# Neither package is needed, nor the CUDA kernels and compiled functions that make the update in place; what their step
-# takes beside the state is a few bytes for bitsandbytes, and for torchao whatever torch.compile makes of it, which is
-# not counted. Facts from bitsandbytes 0.44 to 0.50.2 (bitsandbytes/optim/optimizer.py: blocks of 256) and torchao
-# (torchao/optim/adam.py, subclass_8bit.py, subclass_4bit.py, subclass_fp8.py).
-_LEAST = 4096
-"""Both keep the state of smaller tensors in full."""
-_PAGED_FROM = 100_000
-"""Elements from which a paged optimizer of bitsandbytes keeps a state in unified memory."""
-_BNB_BLOCK = 256
-
-
-class _StateModel(torch.optim.Optimizer):
-    """Takes the state of a parameter when it first has a gradient."""
-
-    def __init__(self, params: Any, lr: float, betas: Any, eps: float, weight_decay: float) -> None:
-        super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        assert closure is None
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                if not self.state[parameter]:
-                    self.state[parameter].update(self._make_state(parameter))
-                self._after_update(parameter)
-
-    def _make_state(self, parameter: Tensor) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _after_update(self, parameter: Tensor) -> None: ...
-
-
-class _BitsAndBytes(_StateModel):
-    bits, paged = 8, False
-    copies: tuple[int, ...] = (1, 1)
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float = 1e-3,
-        betas: Any = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        min_8bit_size: int = _LEAST,
-        *,
-        embeddings_in_32_bits: bool = False,
-    ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay)
-        if any(isinstance(parameter, DTensor) for group in self.param_groups for parameter in group["params"]):
-            raise ValueError("the kernels of bitsandbytes take whole tensors, not the shards of a DTensor")
-        self._least = min_8bit_size
-        self._maps: list[Tensor] = []
-        self.embeddings_in_32_bits = embeddings_in_32_bits
-        self.in_32_bits: frozenset[int] = frozenset()
-        """By `id`: parameters whose state is kept in full whatever their size."""
-
-    def _make_state(self, parameter: Tensor) -> dict[str, Any]:
-        device, size = parameter.device, parameter.numel()
-        is_low = self.bits == 8 and size >= self._least and id(parameter) not in self.in_32_bits
-        if is_low and not self._maps:
-            # One table for signed and one for unsigned values serve all parameters.
-            self._maps = [torch.zeros(256, device=device) for _ in self.copies]
-        state: dict[str, Any] = {"step": 0}
-        for number, copies in enumerate(self.copies, 1):
-            state[f"state{number}"] = self._buffer(parameter, copies, torch.uint8 if is_low else torch.float32)
-            if is_low:
-                state[f"qmap{number}"] = self._maps[number - 1]
-        if is_low:
-            for number, copies in enumerate(self.copies, 1):
-                state[f"absmax{number}"] = torch.zeros(copies * -(-size // _BNB_BLOCK), device=device)
-        return state
-
-    def _buffer(self, parameter: Tensor, copies: int, dtype: torch.dtype) -> Tensor:
-        shape = parameter.shape if copies == 1 else (copies, *parameter.shape)
-        if self.paged and copies * parameter.numel() >= _PAGED_FROM:
-            # Unified memory (cudaMallocManaged), which no allocator of torch knows and which moves to the host.
-            return torch.empty(shape, dtype=dtype, device="meta")
-        return torch.zeros(shape, dtype=dtype, device=parameter.device)
-
-    def _after_update(self, parameter: Tensor) -> None:
-        if parameter.device.type == "cuda":
-            torch.cuda.synchronize()
-
-
-_NEVER_PAGED = ("RMSprop",)
-
-
-def _bits_and_bytes() -> Iterator[tuple[str, type[_BitsAndBytes]]]:
-    """bitsandbytes.optim as far as it is modelled, under the names that its classes have."""
-    for base, copies in BITSANDBYTES.items():
-        for bits, ending in ((8, "8bit"), (32, "")):
-            for paged in (False, True)[: 1 if base in _NEVER_PAGED else 2]:
-                name = f"{'Paged' * paged}{base}{ending}"
-                yield (
-                    f"bitsandbytes.{name}",
-                    type(name, (_BitsAndBytes,), {"bits": bits, "paged": paged, "copies": copies}),
-                )
-
-
-class _TorchAo(_StateModel):
-    usual_block, elements_to_a_code, code_dtype = 256, 1, torch.uint8
-    table = 256
-    """Entries of the table of the codes' values, one for each state; 0: none."""
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float = 1e-3,
-        betas: Any = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        amsgrad: bool = False,
-        *,
-        block_size: int | None = None,
-        bf16_stochastic_round: bool = False,  # noqa: ARG002  # an argument of torchao, which takes no memory
-    ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay)
-        self._names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")[: 3 if amsgrad else 2]
-        self._block = block_size or self.usual_block
-
-    def _make_state(self, parameter: Tensor) -> dict[str, Any]:
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        state: dict[str, Any] = {"step": torch.tensor(0.0)}
-        for name in self._names:
-            if local.numel() >= _LEAST and local.numel() % self._block == 0:
-                state |= {
-                    f"{name}.{part}": torch.zeros(shape, dtype=dtype, device=local.device)
-                    for part, shape, dtype in self._low(local)
-                }
-            else:
-                state[name] = torch.zeros_like(local)
-        return state
-
-    def _low(self, local: Tensor) -> list[tuple[str, Sequence[int], torch.dtype]]:
-        size = local.numel()
-        shape = local.shape if self.elements_to_a_code == 1 else (size // self.elements_to_a_code,)
-        scale = ("scale", (size // self._block,), torch.float32)
-        table = [("qmap", (self.table,), torch.float32)] if self.table else []
-        return [("codes", shape, self.code_dtype), scale, *table]
-
-
-class _TorchAo4bit(_TorchAo):
-    usual_block, elements_to_a_code, table = 128, 2, 16
-
-
-class _TorchAoFp8(_TorchAo):
-    code_dtype, table = torch.float8_e4m3fn, 0
-
-
-MODELLED: dict[str, type[torch.optim.Optimizer]] = {
-    **dict(_bits_and_bytes()),
-    **{
-        f"torchao.{base}{ending}": kind
-        for base in ("Adam", "AdamW")
-        for ending, kind in (("4bit", _TorchAo4bit), ("8bit", _TorchAo), ("Fp8", _TorchAoFp8))
-    },
-}
-"""By the name that a job writes; Adam and AdamW differ in their arithmetic only."""
 
 
 class InBackwardOptimizer(Optimizer):
@@ -287,16 +126,22 @@ _PLACE = "train.optimizer"
 _WANTS_A_CLOSURE = ("LBFGS",)
 
 
-_OF_TRANSFORMERS = "transformers.Adafactor"
-"""Its own class (transformers 5.23, optimization.py), which keeps and makes other tensors than torch's."""
+PACKAGES = {
+    "bitsandbytes": "bitsandbytes.optim",
+    "torchao": "torchao.optim",
+    "transformers": "transformers.optimization",
+}
+"""Whose optimizers a job can name (`bitsandbytes.AdamW8bit`), and the module that has them."""
 
 
-def all_names() -> list[str]:
-    """The optimizers that a job can name: those of this torch's `torch.optim` that need no closure, then those of other
-    packages."""
+def names_of_torch() -> list[str]:
+    """The optimizers of this torch's `torch.optim` that need no closure."""
+    return sorted(_optimizers_in(torch.optim).keys() - set(_WANTS_A_CLOSURE))
+
+
+def _optimizers_in(module: Any) -> dict[str, Any]:
     base = torch.optim.Optimizer
-    kinds = {n: c for n, c in vars(torch.optim).items() if inspect.isclass(c) and issubclass(c, base) and c is not base}
-    return [*sorted(kinds.keys() - set(_WANTS_A_CLOSURE)), *MODELLED, _OF_TRANSFORMERS]
+    return {n: c for n, c in vars(module).items() if inspect.isclass(c) and issubclass(c, base) and c is not base}
 
 
 OptimizerMaker = Callable[[Any, list[nn.Parameter], dict[str, Any]], torch.optim.Optimizer]
@@ -330,15 +175,6 @@ def build(
         raise SpecError(f"{spec.name} refuses its arguments: {refusal}", place=_PLACE) from refusal
 
 
-def keep_embeddings_in_full(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """For the bitsandbytes optimizers that are told to: as transformers' Trainer registers it (5.23, trainer.py,
-    `create_optimizer`), for the weight of every embedding."""
-    weights = frozenset(id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding))
-    for inside in stateful_optimizers(optimizer):
-        if isinstance(inside, _BitsAndBytes) and inside.embeddings_in_32_bits:
-            inside.in_32_bits = weights
-
-
 def copy_to_meta(optimizer: Optimizer, shapes: Mapping[Tensor, torch.Size]) -> Optimizer:
     """The optimizer without state, over parameters of these shapes with gradients, on the meta device; those of its
     own parameters that have no shape here are left out."""
@@ -364,9 +200,15 @@ def copy_to_meta(optimizer: Optimizer, shapes: Mapping[Tensor, torch.Size]) -> O
 
 
 def unified_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Of its state, what lies in unified memory: no allocator of torch has it, and its tensors here have no memory."""
+    """Of its state, what lies in unified memory: that of bitsandbytes' paged optimizers (0.50, optim/optimizer.py,
+    `get_state_buffer`), which no allocator of torch has."""
     states = (state for inside in stateful_optimizers(optimizer) for state in inside.state.values())
-    tensors = (value for state in states for value in state.values() if isinstance(value, Tensor) and value.is_meta)
+    tensors = (
+        value
+        for state in states
+        for value in state.values()
+        if isinstance(value, Tensor) and getattr(value, "is_paged", False)
+    )
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
 
@@ -379,14 +221,10 @@ def stateful_optimizers(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.O
 
 
 def _class(name: str) -> Any:
-    known = all_names()
-    if name in MODELLED:
-        return MODELLED[name]
-    if name == _OF_TRANSFORMERS:
-        # Jobs that ask for it alone pay for the import.
-        from transformers.optimization import Adafactor
-
-        return Adafactor
+    package, _, kind = name.rpartition(".")
+    if package:
+        return _class_of_package(package, kind)
+    known = names_of_torch()
     if name in known:
         return getattr(torch.optim, name)
     if name in _WANTS_A_CLOSURE:
@@ -408,6 +246,27 @@ def _class(name: str) -> Any:
         remedy=f"did you mean {', '.join(close)}?" if close else "",
         place=f"{_PLACE}.name",
     )
+
+
+def _class_of_package(package: str, name: str) -> Any:
+    if package not in PACKAGES:
+        known = ", ".join(f"{each}.NAME" for each in PACKAGES)
+        raise SpecError(f"optimizers of {package} are not known", allowed=known, place=f"{_PLACE}.name")
+    try:
+        # Jobs that ask for it alone pay for the import.
+        known_classes = _optimizers_in(importlib.import_module(PACKAGES[package]))
+    except ImportError as failure:
+        raise SpecError(
+            f"{package} cannot be imported: {failure}", remedy=f"pip install {package}", place=f"{_PLACE}.name"
+        ) from failure
+    if name not in known_classes:
+        raise SpecError(
+            f"{PACKAGES[package]} has no optimizer {name!r}",
+            allowed=", ".join(sorted(known_classes)),
+            remedy=did_you_mean(name, known_classes),
+            place=f"{_PLACE}.name",
+        )
+    return known_classes[name]
 
 
 def optimizer_maker(spec: schema.Job, world: World) -> OptimizerMaker:

@@ -99,7 +99,6 @@ def _load(spec: schema.Job, world: World, device: torch.device) -> Loop:
         model = ddp.replicate(bare, replicate, world.group("dp_replicate"))
     maker = optimizers.plain if by_engine else optimizers.optimizer_maker(spec, world)
     optimizer = optimizers.build(spec.train.optimizer, bare.parameters(), maker)
-    optimizers.keep_embeddings_in_full(optimizer, bare)
     if by_engine:
         model = deepspeed_engine.wrap_model(spec, bare, optimizer)
     else:

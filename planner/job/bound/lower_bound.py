@@ -90,18 +90,18 @@ _TENSORS = {
 }  # fmt: skip
 """Tensors of the parameter's shape and dtype (torch 2.13, torch/optim/*.py, `_init_group`). Others keep less than the
 parameter (Adafactor), or do not take every parameter (Muon, SparseAdam): nothing is known of them for sure."""
-BITSANDBYTES: Mapping[str, tuple[int, ...]] = {
+_BITSANDBYTES: Mapping[str, tuple[int, ...]] = {
     "Adam": (1, 1), "AdamW": (1, 1), "AdEMAMix": (2, 1), "Lion": (1,), "RMSprop": (1,),
 }  # fmt: skip
 """Of each state of its optimizers, how many tensors of the parameter's shape lie in it (AdEMAMix has two averages in
 its first)."""
 _LOW_BIT = {
-    **{f"bitsandbytes.{name}8bit": sum(copies) for name, copies in BITSANDBYTES.items()},
-    **{f"bitsandbytes.{name}": 4 * sum(copies) for name, copies in BITSANDBYTES.items()},
+    **{f"bitsandbytes.{name}8bit": sum(copies) for name, copies in _BITSANDBYTES.items()},
+    **{f"bitsandbytes.{name}": 4 * sum(copies) for name, copies in _BITSANDBYTES.items()},
     "torchao.Adam8bit": 2, "torchao.AdamW8bit": 2, "torchao.AdamFp8": 2, "torchao.AdamWFp8": 2, "torchao.Adam4bit": 1,
     "torchao.AdamW4bit": 1,
 }  # fmt: skip
-"""Bytes of an element's state, without scales and tables (planner/training/optimizers.py); a paged optimizer's lies in
+"""Bytes of an element's state, without scales and tables; a paged optimizer's lies in
 memory that no allocator counts."""
 
 

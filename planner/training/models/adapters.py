@@ -1,4 +1,4 @@
-"""LoRA by peft itself, and linear layers of the frozen base model in four bits."""
+"""LoRA by peft itself, and linear layers of the frozen base model in four bits by bitsandbytes."""
 
 from __future__ import annotations
 
@@ -7,74 +7,41 @@ import warnings
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from planner.errors import SpecError
 from planner.job import schema
 
-_BLOCK, _SCALES = 64, 256
 
-
-# The weight is packed two to a byte; each 64 weights have a scale of one byte, each 256 scales one of float32, and
-# each layer the two tables and the offset that go with them. A forward and a backward each unpack the weight into a
-# copy in the dtype of the product and drop it; the input is not kept, and the output has the dtype of the input
-# (bitsandbytes 0.49: bitsandbytes/functional.py, autograd/_functions.py, nn/modules.py). The adapter's layer beside it
-# clones the output first and casts its input only outside of autocast (peft 0.21, peft/tuners/lora/bnb.py).
-class Linear4bit(nn.Linear):
-    """In place of a linear layer that is frozen."""
-
-    def __init__(self, like: nn.Linear) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = like.in_features, like.out_features
-        self.compute_dtype = like.weight.dtype
-        device, elements = like.weight.device, like.weight.numel()
-        packed = torch.empty(-(-elements // 2), 1, dtype=torch.uint8, device=device)
-        self.weight = nn.Parameter(packed, requires_grad=False)
-        self.bias = like.bias
-        scales = -(-elements // _BLOCK)
-        for name, size, dtype in (
-            ("absmax", scales, torch.uint8),
-            ("code", 16, torch.float32),
-            ("nested_absmax", -(-scales // _SCALES), torch.float32),
-            ("nested_code", 256, torch.float32),
-            ("offset", 1, torch.float32),
-        ):
-            self.register_buffer(name, torch.empty(size, dtype=dtype, device=device))
-
-    absmax: Tensor
-
-    def unpack_weight(self, dtype: torch.dtype) -> Tensor:
-        scales = torch.empty(self.absmax.shape, device=self.weight.device)  # the nested scales, unpacked first
-        shape = self.out_features, self.in_features
-        weight = torch.empty(shape, dtype=self.compute_dtype, device=self.weight.device)
-        del scales
-        return weight.to(dtype)
-
-    def forward(self, given: Tensor) -> Tensor:
-        result: Tensor = _UnpackedLinear.apply(given.to(self.compute_dtype), self)  # type: ignore[no-untyped-call]
-        return result.to(given.dtype)
-
-
-class _UnpackedLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, given: Tensor, layer: Linear4bit) -> Tensor:
-        context.layer = layer
-        return nn.functional.linear(given, layer.unpack_weight(given.dtype), layer.bias)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient @ context.layer.unpack_weight(gradient.dtype), None
-
-
-def quantize(model: nn.Module) -> None:
-    """Every linear layer but the head's, one after the other, as transformers' `load_in_4bit` chooses them."""
+def replace_linear_layers(model: nn.Module) -> list[Any]:
+    """Every linear layer but the head's becomes one of bitsandbytes for four bits (nf4, double quantization), as
+    transformers' `load_in_4bit` chooses them. They have no weights yet."""
+    bitsandbytes: Any = importlib.import_module("bitsandbytes")
     head = getattr(model, "get_output_embeddings", lambda: None)()
+    replaced = []
     for parent in [module for module in model.modules() if type(module) is not nn.Linear]:
-        for name in [name for name, _ in parent.named_children()]:
-            child = getattr(parent, name)
+        for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child is not head:
-                setattr(parent, name, Linear4bit(child))
-            del child
+                layer = bitsandbytes.nn.Linear4bit(
+                    child.in_features, child.out_features, child.bias is not None,
+                    compute_dtype=child.weight.dtype, quant_type="nf4", device="meta",
+                )  # fmt: skip
+                layer.weight = None
+                setattr(parent, name, layer)
+                replaced.append(layer)
+    model.is_loaded_in_4bit = True  # type: ignore[assignment]  # what peft asks for
+    return replaced
+
+
+def load_in_four_bits(layers: list[Any], device: torch.device) -> None:
+    """Weights for the layers, packed on the device one by one: no more than one is there as a whole."""
+    bitsandbytes: Any = importlib.import_module("bitsandbytes")
+    for layer in layers:
+        shape = layer.out_features, layer.in_features
+        whole = torch.empty(shape, dtype=layer.compute_dtype, device=device)
+        packed = bitsandbytes.nn.Params4bit(whole, requires_grad=False, quant_type="nf4", module=layer)
+        del whole
+        layer.weight = packed.to(device)
 
 
 def prepare_for_training(model: nn.Module) -> nn.Module:
@@ -82,25 +49,6 @@ def prepare_for_training(model: nn.Module) -> nn.Module:
     `train.recompute` says."""
     peft: Any = importlib.import_module("peft")
     return peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)  # type: ignore[no-any-return]
-
-
-def adapter_layer(peft_linear: Any) -> Any:
-    """peft's layer of an adapter, with the forward that it has beside four bits."""
-
-    class Adapted(peft_linear):  # type: ignore[misc]
-        def forward(self, x: Tensor, *arguments: Any, **named: Any) -> Tensor:
-            result = self.base_layer(x, *arguments, **named).clone()
-            for active in self.active_adapters:
-                first, second = self.lora_A[active], self.lora_B[active]
-                converts = not torch.is_autocast_enabled(x.device.type)
-                dtype = result.dtype
-                if converts:
-                    x = x.to(first.weight.dtype)
-                output = second(first(self.lora_dropout[active](x))) * self.scaling[active]
-                result = result + (output.to(dtype) if converts else output)
-            return result  # type: ignore[no-any-return]
-
-    return Adapted
 
 
 _PLACE = "model.adapter"
@@ -121,9 +69,6 @@ def add_adapters(model: nn.Module, spec: schema.Adapter) -> nn.Module:
         target_modules=schema.ALL_LINEAR if all_linear else list(spec.target_modules) or None,
         use_dora=spec.kind == "dora",
     )
-    if spec.kind == "qlora":
-        linear = importlib.import_module("peft.tuners.lora").Linear
-        config._register_custom_module({Linear4bit: adapter_layer(linear)})
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of what peft asks transformers for

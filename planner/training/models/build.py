@@ -181,12 +181,12 @@ def build(model: schema.Model, device: torch.device) -> nn.Module:
 
     adapter = model.adapter
     four_bits = adapter is not None and adapter.kind == "qlora"
-    # Packed one by one as they are loaded, the layers of a model in four bits are never there as a whole.
     with _born_on(torch.device("meta") if four_bits else device, dtype):
         module = transformers_models.from_config(model, dtype)
     if four_bits:
-        adapters.quantize(module)
+        packed = adapters.replace_linear_layers(module)
         materialize(module, device)
+        adapters.load_in_four_bits(packed, device)
     module = module.to(device)  # a model may name the host for a parameter of its own
     if four_bits:
         module = adapters.prepare_for_training(module)

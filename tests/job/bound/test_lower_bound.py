@@ -144,7 +144,7 @@ trains = st.fixed_dictionaries(
             [
                 {"name": "AdamW"}, {"name": "Adam", "amsgrad": True, "foreach": False}, {"name": "SGD"},
                 {"name": "SGD", "momentum": 0.9}, {"name": "Adafactor"}, {"name": "RMSprop", "centered": True},
-                {"name": "torchao.AdamW8bit"}, {"name": "torchao.AdamW4bit"}, {"name": "bitsandbytes.AdamW8bit"},
+                {"name": "bitsandbytes.AdamW8bit"},
             ]
         ),
         "gradient_accumulation_steps": st.just(2),

@@ -10,13 +10,14 @@ import torch
 from cpu_runs import Both, assert_exact, both_ways
 
 from planner.errors import SpecError
+from planner.events import Category
 from planner.job.schema import Adapter, Cluster, Gpu, Job, Metadata, Model, Optimizer, Train
 from planner.planning import identity
 from planner.planning.plan import plan_job
 from planner.report.statement import TrainedAdapter
 from planner.tracing.job_program import trace
-from planner.training.models.adapters import Linear4bit
 from planner.training.models.build import build, materialize
+from planner.truth.measuring.measurement_lines import most_by_category
 
 _CONFIG = {
     "model_type": "llama", "vocab_size": 1000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -36,11 +37,6 @@ JOBS = [
     lora("queries", target_modules=("q_proj", "v_proj")),
     lora("default"),
     lora("dora", kind="dora"),
-    lora("four-bits", kind="qlora"),
-    replace(
-        lora("four-bits-of-bfloat16", kind="qlora"),
-        model=Model(hf_config=_CONFIG, parameter_dtype="bfloat16", adapter=Adapter(r=4, kind="qlora")),
-    ),
 ]
 
 
@@ -80,9 +76,10 @@ def test_an_architecture_without_a_default_is_told_what_to_write() -> None:
     assert "--lora target=all-linear" in refusal.value.remedy
 
 
-def test_four_bits_take_half_a_byte_and_their_scales(runs: Both) -> None:
+def test_four_bits_take_half_a_byte_and_their_scales() -> None:
     """Both layers: queries and outputs 128 x 128, keys and values 64 x 128, three of 384 x 128."""
-    whole, packed = (runs[name, 0][0].categories["parameter"] for name in ("default", "four-bits"))
+    jobs = lora("default"), lora("four-bits", kind="qlora")
+    whole, packed = (most_by_category(trace(job, target="sm_90").events)[Category.PARAMETER] for job in jobs)
 
     elements = [2 * 128 * 128, 2 * 64 * 128, 3 * 384 * 128]
     scales = [count // 64 for count in elements]
@@ -102,22 +99,6 @@ def test_what_is_not_packed_is_float32_as_peft_prepares_it() -> None:
         "the rest": {dtype for name, dtype in dtypes.items() if "_proj" not in name},
     }
     assert kinds == {"packed": {torch.uint8}, "adapters": {torch.float32}, "the rest": {torch.float32}}
-
-
-def test_a_layer_in_four_bits_multiplies_in_the_dtype_of_its_weight_and_returns_that_of_its_input() -> None:
-    """bitsandbytes 0.50, nn/modules.py: `matmul_4bit(x.to(compute_dtype), ...).to(inp_dtype)`."""
-    layer = Linear4bit(torch.nn.Linear(128, 64, dtype=torch.bfloat16))
-    given = torch.zeros(2, 128, requires_grad=True)
-
-    output = layer(given)
-    output.sum().backward()
-
-    assert given.grad is not None
-    assert (output.dtype, layer.unpack_weight(torch.bfloat16).dtype, given.grad.dtype) == (
-        torch.float32,
-        torch.bfloat16,
-        torch.float32,
-    )
 
 
 def test_stored_traces_hinge_on_the_version_of_peft() -> None:

@@ -26,9 +26,6 @@ from planner.job.schema import (
 from planner.tracing.job_program import trace
 from planner.truth.measuring.measurement_lines import most_by_category, phases_of
 
-_NAMES = ("bitsandbytes.AdamW8bit", "torchao.AdamW8bit", "torchao.AdamW4bit", "torchao.AdamWFp8")
-
-
 SHAPES = [(1000, 128), (1000, 128), (128,), *2 * [(128,), (128, 128), (64, 128), (64, 128), (128, 128), (128,),
           (384, 128), (384, 128), (128, 384)]]  # fmt: skip
 """Of the decoder below."""
@@ -44,7 +41,7 @@ def small(name: str = "", *, ranks: int = 1, optimizer: str = "AdamW", **train: 
     )
 
 
-REAL = [small("in-backward", optimizer_in_backward=True), *(small(optimizer=name) for name in _NAMES)]
+REAL = [small("in-backward", optimizer_in_backward=True)]
 
 
 @pytest.fixture(scope="module")
@@ -61,29 +58,13 @@ def states(job: Job) -> int:
     return most_by_category(trace(job).events)[Category.OPTIMIZER_STATE]
 
 
-def by_hand(whole: int, block: int, codes_per_byte: int, tables: int) -> int:
-    """Two states: codes, a scale of float32 for each block, tables of what codes mean; small tensors in float32."""
-    total = 0
-    for shape in SHAPES:
-        elements = math.prod(shape)
-        if elements < 4096:
-            total += 2 * 4 * elements
-        else:
-            total += 2 * (elements // codes_per_byte + 4 * -(-elements // block) + tables)
-    return total + whole
+def test_eight_bits_take_two_codes_and_their_scales() -> None:
+    """Two states: codes of a byte, a scale of float32 for each 256, two tables in all; small tensors in float32."""
+    sizes = [math.prod(shape) for shape in SHAPES]
+    large, small_ones = [size for size in sizes if size >= 4096], [size for size in sizes if size < 4096]
 
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("bitsandbytes.AdamW8bit", by_hand(whole=2 * 256 * 4, block=256, codes_per_byte=1, tables=0)),
-        ("torchao.AdamW8bit", by_hand(whole=0, block=256, codes_per_byte=1, tables=256 * 4)),
-        ("torchao.AdamW4bit", by_hand(whole=0, block=128, codes_per_byte=2, tables=16 * 4)),
-        ("torchao.AdamWFp8", by_hand(whole=0, block=256, codes_per_byte=1, tables=0)),
-    ],
-)
-def test_few_bits_take_what_their_package_allocates(name: str, expected: int) -> None:
-    assert states(small(optimizer=name)) == expected
+    expected = sum(2 * (size + 4 * -(-size // 256)) for size in large) + 2 * 4 * sum(small_ones) + 2 * 256 * 4
+    assert states(small(optimizer="bitsandbytes.AdamW8bit")) == expected
 
 
 def test_what_is_paged_lies_in_no_memory_of_the_allocator() -> None:
@@ -92,12 +73,6 @@ def test_what_is_paged_lies_in_no_memory_of_the_allocator() -> None:
         states(small(optimizer="bitsandbytes.AdamW8bit")) - states(small(optimizer="bitsandbytes.PagedAdamW8bit"))
         == 2 * 2 * 128_000
     )
-
-
-def test_torchao_takes_shards_and_bitsandbytes_refuses_them() -> None:
-    assert states(small(optimizer="torchao.AdamW8bit", ranks=2)) < states(small(optimizer="torchao.AdamW8bit"))
-    with pytest.raises(Exception, match="bitsandbytes take whole tensors, not the shards"):
-        trace(small(optimizer="bitsandbytes.AdamW8bit", ranks=2))
 
 
 def test_a_state_that_is_born_within_a_reduction_is_no_communication() -> None:
