@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from planner.distribution import refuse_without
-from planner.job import deepspeed_config
 from planner.job.schema import Job
 
 
@@ -11,8 +10,3 @@ def refuse_missing_packages(job: Job) -> None:
     """Raises SpecError for a package that is not installed in this Python: before anything is compiled or traced."""
     if job.model.adapter is not None:
         refuse_without(("peft",), extra="plan", user="an adapter", place="model.adapter")
-    if job.parallel.deepspeed is not None:
-        engine = f"DeepSpeed {deepspeed_config.VERSION}"
-        refuse_without(
-            ("deepspeed",), extra="deepspeed", user=f"{engine}, which runs ZeRO,", place="parallel.deepspeed"
-        )

@@ -45,7 +45,7 @@ def _software_of(job: Job, versions: Mapping[str, str]) -> Mapping[str, str]:
     """What decides the traces of the job besides itself."""
     # The libraries whose own code this job's trace runs, besides those of every job.
     by_trainer = job.trainer is not None
-    used = (job.parallel.deepspeed is not None or by_trainer, job.model.adapter is not None or by_trainer, by_trainer)
+    used = (by_trainer, job.model.adapter is not None or by_trainer, by_trainer)
     parts = {**_of_every_trace(versions), "answers": str(ANSWERS)}
     parts |= {name: versions[name] for name, is_used in zip(_LIBRARIES, used, strict=True) if is_used}
     return parts
@@ -53,9 +53,7 @@ def _software_of(job: Job, versions: Mapping[str, str]) -> Mapping[str, str]:
 
 def traced_part(job: Job) -> Job:
     """The job without what no trace depends on: names, how much memory there is, and what the allocator makes of it."""
-    # DeepSpeed asks how much is free before it decides where it flattens its parameters.
-    capacity = 0 if job.parallel.deepspeed is None else job.cluster.capacity_bytes
-    gpu = Gpu(total_bytes=capacity, arch=job.cluster.gpu.arch)
+    gpu = Gpu(arch=job.cluster.gpu.arch)
     return replace(
         job,
         metadata=Metadata(),
