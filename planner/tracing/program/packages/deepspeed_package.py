@@ -14,6 +14,7 @@ from planner.paper.host_memory import UntouchedHost
 from planner.paper.recorder import Recorder
 from planner.roles.deepspeed import ENGINE, ZERO, watch_engines
 from planner.roles.recording import surrounded
+from planner.upstream import checking
 
 _COMPARISONS = tuple(
     f"{ZERO}.{module}:assert_ints_same_as_other_ranks"
@@ -52,6 +53,7 @@ def watched(recorder: Recorder, pynvml: ModuleType, begin_step: Callable[[], Non
     }
     # Of this run: the module keeps what it has found at its first import.
     replaced = {"deepspeed.accelerator.cuda_accelerator:pynvml": pynvml}
+    checking.enforce("deepspeed")
     with (
         upstream.patch_targets("deepspeed peers", replaced=dict.fromkeys(_COMPARISONS, lambda _numbers: None)),
         watch_engines(recorder),
