@@ -99,14 +99,14 @@ answers: $(READY) ## what planner answers to examples, programs, faulty specs, H
 	OMP_NUM_THREADS=1 $(BIN)/python tests/answers.py $(if $(OUT),--out $(OUT)) $(if $(AGAINST),--against $(AGAINST)) \
 	  $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs $(JOBS))
 
-torch-versions: $(READY) ## plan twenty examples with the torch of each of PYTHONS, for docs/results/torch-versions.md and what versions differ by
+torch-versions: $(READY) ## plan eighteen examples with the torch of each of PYTHONS, for docs/results/torch-versions.md and what versions differ by
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/torch_versions.py $(PYTHONS)
 	$(BIN)/python tests/house/test_torch_page.py
 
 fuzz: $(READY) ## every reader with many more hostile inputs than CI takes (EXAMPLES: how many, other ones each time)
 	PLANNER_FUZZ_EXAMPLES=$(or $(EXAMPLES),100000) $(BIN)/python -m pytest tests/service/fuzz
 
-CPU_RUNS := $(wildcard tests/tracing/traces/test_*cpu_runs.py) $(addprefix tests/tracing/traces/test_,$(addsuffix .py,adapters deepspeed deepspeed_stage3 divided_optimizers optimizer_variants))
+CPU_RUNS := $(wildcard tests/tracing/traces/test_*cpu_runs.py) $(addprefix tests/tracing/traces/test_,$(addsuffix .py,adapters divided_optimizers optimizer_variants))
 cpu-runs: $(READY) ## measure the recorded CPU runs again (tests/data/cpu_runs), as other software than theirs needs
 	PLANNER_CPU_RUNS=record OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(CPU_RUNS)
 

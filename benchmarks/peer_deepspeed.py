@@ -27,7 +27,7 @@ def estimate(job: PeerJob) -> int:
             total, layer, num_gpus_per_node=spec.parallel.dp_shard.degree, cpu_offload=False, cpu_offload_params=False
         )
     else:
-        gpus = spec.parallel.dp_replicate.degree
+        gpus = spec.cluster.nodes * spec.cluster.gpus_per_node
         _, on_gpu = estimate_zero2_model_states_mem_needs(total, num_gpus_per_node=gpus, cpu_offload=False)
     return int(on_gpu)
 

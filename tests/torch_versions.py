@@ -1,8 +1,8 @@
-"""`make torch-versions`: twenty examples planned with each torch at hand; the peaks that versions differ by.
+"""`make torch-versions`: eighteen examples planned with each torch at hand; the peaks that versions differ by.
 
     python tests/torch_versions.py PYTHON... [--examples NAME...]
 
-Each PYTHON is an interpreter with a torch of its own, besides transformers, peft and DeepSpeed. What its torch was
+Each PYTHON is an interpreter with a torch of its own, besides transformers and peft. What its torch was
 found to take replaces what planner/upstream/version_peaks.json had of that version (docs/results/torch-versions.md).
 """
 
@@ -22,8 +22,6 @@ EXAMPLES = (
     "gpt2-xl-zero-1",
     "llama-3-8b-activation-offload",
     "llama-3-8b-cp2",
-    "llama-3-8b-deepspeed-zero2",
-    "llama-3-8b-deepspeed-zero3",
     "llama-3-8b-fsdp2",
     "llama-3-8b-fsdp2-compiled",
     "llama-3-8b-fsdp2-offload",

@@ -175,7 +175,7 @@ def _savings(job: Job) -> list[dict[str, Any]]:
     if size > 1:
         accumulated = {"train.gradient_accumulation_steps": train.gradient_accumulation_steps * size}
         changes.append({"train.micro_batch_size": 1, **accumulated})
-    if replicas > 1 and parallel.dp_shard.degree == 1 and parallel.deepspeed is None:
+    if replicas > 1 and parallel.dp_shard.degree == 1:
         changes.append({"parallel.dp_replicate.degree": 1, "parallel.dp_shard.degree": replicas})
     return changes
 

@@ -70,11 +70,6 @@ def _within(file: Path, folders: Sequence[Path], place: str) -> None:
     within(written, folders, suffixes=_SUFFIXES, place=place)
 
 
-REFERENCES = ("model.hf_config", "parallel.deepspeed")
-TRAINER_FILES = ("trainer.arguments", "trainer.accelerate", "trainer.peft")
-"""Keys of a spec that may name a file, which its loading reads; those of `trainer` may name further ones."""
-
-
 def _check_references(path: Path, folders: Sequence[Path]) -> None:
     """The files that a spec names have to lie where the spec may; a folder of code is nothing for a hook."""
     from planner.job import hf_config, trainer
@@ -82,15 +77,13 @@ def _check_references(path: Path, folders: Sequence[Path]) -> None:
     from planner.job.yaml_text import read_yaml
 
     document = read_yaml(file_text(path, path.name), path.name)
-    for key in REFERENCES:
-        named = document.nearest_to(key)
-        if named.path == key and isinstance(named.value, str):
-            if key == "model.hf_config" and hf_config.shipped(named.value, path.parent):
-                continue
-            # Relative to the spec, not to the folder; what is read there ends in .json.
-            beside = str(path.parent / named.value) if "\0" not in named.value else named.value
-            within(beside, folders, suffixes=(".json",), place=named.place)
-    for key in TRAINER_FILES:
+    named = document.nearest_to("model.hf_config")
+    config = named.value if named.path == "model.hf_config" else None
+    if isinstance(config, str) and not hf_config.shipped(config, path.parent):
+        # Relative to the spec, not to the folder; what is read there ends in .json.
+        beside = str(path.parent / config) if "\0" not in config else config
+        within(beside, folders, suffixes=(".json",), place=named.place)
+    for key in trainer.FILES:
         named = document.nearest_to(key)
         if named.path == key:
             # What it names beside itself is read for that, and nothing that lies elsewhere.

@@ -122,7 +122,8 @@ def _given(arguments: argparse.Namespace) -> GivenJob:
         named=named,
         standard_input=text,
         words=Shorthand.of_words(arguments) if hasattr(arguments, "gpus") else Shorthand(),
-        settings=[*_settings_of_files(arguments), *arguments.set],
+        files=_settings_of_files(arguments),
+        settings=arguments.set,
     )
 
 

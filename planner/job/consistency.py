@@ -6,13 +6,11 @@ import math
 from dataclasses import replace
 
 from planner.job import named_gpus
-from planner.job.deepspeed_config import zero_of
 from planner.job.field_checks import FLOATING
 from planner.job.layout import DISTINCT_AXES, axis_degrees
 from planner.job.nodes import Node
 from planner.job.parallel_checks import (
     check_context_parallelism,
-    check_deepspeed,
     check_experts,
     check_pipeline,
     check_tensor_parallelism,
@@ -62,10 +60,9 @@ def check_compile(job: Job, document: Node) -> None:
             allowed="default",
         )
     degrees = axis_degrees(parallel)
-    deepspeed = ["parallel.deepspeed"] if parallel.deepspeed is not None else []
     captures = compiled.mode in _CUDA_GRAPHS
     # A CUDA graph is captured again where its parameters have moved, and where what is gathered lies is not known.
-    beside = [f"parallel.{axis} {degrees[axis]}" for axis in ("dp_shard", "pp", "cp") if degrees[axis] > 1] + deepspeed
+    beside = [f"parallel.{axis} {degrees[axis]}" for axis in ("dp_shard", "pp", "cp") if degrees[axis] > 1]
     if captures and beside:
         raise mode.error(
             f"is {compiled.mode}, which captures CUDA graphs, beside {' and '.join(beside)}, which is not planned",
@@ -75,7 +72,6 @@ def check_compile(job: Job, document: Node) -> None:
     compiles_model = bool({"model", "blocks"} & set(compiled.scope)) or not compiled.scope
     compiles_optimizer = "optimizer" in compiled.scope
     against = {
-        "parallel.deepspeed of stage 3": parallel.deepspeed is not None and zero_of(job).stage == 3,
         f"parallel.ep {degrees['ep']}": degrees["ep"] > 1,
         f"parallel.pp.schedule {schedule}": degrees["pp"] > 1 and SCHEDULES[schedule].splits_backward,
         "model.adapter qlora": job.model.adapter is not None and job.model.adapter.kind == "qlora",
@@ -90,8 +86,7 @@ def check_compile(job: Job, document: Node) -> None:
         any(against.values()),
         "train.compile",
         f"is {', '.join(compiled.scope) or 'true'} beside {join_names(against)}, which is not planned compiled",
-        allowed="dp_replicate, dp_shard, tp, cp, pp whose backward is whole, DeepSpeed to stage 2, recompute and"
-        " adapters in full precision",
+        allowed="dp_replicate, dp_shard, tp, cp, pp whose backward is whole, recompute and adapters in full precision",
         remedy="leave it out to plan the eager step, which takes other memory",
     )
 
@@ -107,7 +102,7 @@ def check(job: Job, document: Node) -> None:
     for check_part in (
         _check_size, _check_model, check_transformers_options, _check_cluster, check_pipeline, check_tensor_parallelism,
         check_context_parallelism, check_experts, check_stepping, check_lengths, check_compile,
-        check_deepspeed, check_checkpoints, _check_sharding,
+        check_checkpoints, _check_sharding,
     ):  # fmt: skip
         check_part(job, document)
 

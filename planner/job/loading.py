@@ -15,11 +15,11 @@ from typing import Any, cast
 
 from planner.errors import SpecError, shorten
 from planner.hardware import catalog
-from planner.job import consistency, deepspeed_config, foreign_words, hf_config, named_gpus, short_forms, trainer
+from planner.job import consistency, foreign_words, hf_config, named_gpus, short_forms, trainer
 from planner.job.field_checks import Check
 from planner.job.json_text import canonical_json, file_text, read_json, without_floats
 from planner.job.nodes import Node, below, did_you_mean, node_from_data
-from planner.job.schema import CHECKS, Compile, DataLoader, Gpu, Job, Model, Parallel, Trainer
+from planner.job.schema import CHECKS, Compile, DataLoader, Gpu, Job, Model, Trainer
 from planner.job.size_limits import LARGEST_YAML, LONGEST_NAME
 from planner.job.spec_keys import OPEN, is_optional, section_in
 from planner.job.yaml_text import read_yaml
@@ -29,7 +29,6 @@ _THOUSANDS = re.compile(r"([1-9][0-9]{0,8})[kK]")
 """`4k` tokens are 4096 wherever people write so of sequences."""
 _READERS = {
     (Model, "hf_config"): hf_config.read,
-    (Parallel, "deepspeed"): deepspeed_config.read,
     (Trainer, "arguments"): trainer.read_file,
     (Trainer, "accelerate"): trainer.read_file,
     (Trainer, "peft"): trainer.read_file,

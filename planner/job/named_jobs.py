@@ -53,6 +53,8 @@ class GivenJob:
     """The path of a file, the name of a model, or `-`."""
     standard_input: str = ""
     """Its text, where `named` is `-`."""
+    files: Sequence[Setting] = ()
+    """What options put into it as it is, before the words."""
     words: Shorthand = field(default_factory=Shorthand)
     settings: Sequence[str | Setting] = ()
     """`key=value`, each, or what that comes to."""
@@ -75,10 +77,11 @@ def _read_given(given: GivenJob, folder: Path | None) -> ImportedJob:
     model = _Model(given.named, "the model") if text is None else _model_of(text, source, given.named)
     if text is None or model is not None:
         assert model is not None
-        return _of_model(model, given.words, settings, folder)
+        return _of_model(model, given, settings, folder)
     document, start = document_of(text, source, folder if given.named == STANDARD_INPUT else Path(given.named).parent)
     _refuse_recipe(document, given.named)
-    words = shorthand.of_spec(given.words, document)
+    document = shorthand.with_settings(document, given.files, start)
+    words = shorthand.of_spec(given.words, document, [each.path for each in settings])
     document = shorthand.with_settings(document, [*words.settings, *settings], start)
     return _loaded(document, start, words.supposed)
 
@@ -187,7 +190,7 @@ def _read_adapter(config: Mapping[str, Any], node: Node) -> Mapping[str, Any]:
     return {**adapter, "target_modules": sorted(names)}
 
 
-def _of_model(model: _Model, words: Shorthand, settings: list[Setting], folder: Path | None) -> ImportedJob:
+def _of_model(model: _Model, given: GivenJob, settings: list[Setting], folder: Path | None) -> ImportedJob:
     node = node_from_data(model.name, model.place, _MODEL)
     config = hf_config.read(node, folder)
     assert config is not None
@@ -196,14 +199,14 @@ def _of_model(model: _Model, words: Shorthand, settings: list[Setting], folder: 
     facts = [setting("metadata.name", name.lower(), "the model"), setting(_MODEL, config, model.name)]
     if model.adapter is not None:
         facts.append(setting("model.adapter", model.adapter, model.place))
-    document = shorthand.with_settings(document, facts, folder)
-    meaning = shorthand.of_model(words, document, config, [given.path for given in settings])
+    document = shorthand.with_settings(document, [*facts, *given.files], folder)
+    meaning = shorthand.of_model(given.words, document, config, [each.path for each in settings])
     document = shorthand.with_settings(document, [*meaning.settings, *settings], folder)
     if not document.nearest_to("cluster.gpu").path.startswith("cluster.gpu"):
         raise SpecError(
             f"nothing says on which GPU {model.name} is trained",
             allowed="--gpus 4xH100, or --gpu H100 beside --gpus 4",
-            remedy=f"write --gpus {words.gpus or 4}xH100",
+            remedy=f"write --gpus {given.words.gpus or 4}xH100",
         )
     supposed = [*hf_config.describe_mirror(model.name, folder), *meaning.supposed]
     return _loaded(document, folder, supposed)

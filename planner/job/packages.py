@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from planner.distribution import refuse_without
-from planner.job import deepspeed_config
 from planner.job.schema import Job
 
 LIBRARIES = ("accelerate", "bitsandbytes", "deepspeed", "peft", "torchao")
@@ -17,7 +16,6 @@ def libraries_of(job: Job) -> tuple[str, ...]:
     adapter, optimizer = job.model.adapter, job.train.optimizer.name.partition(".")[0]
     is_used = {
         "bitsandbytes": optimizer == "bitsandbytes" or (adapter is not None and adapter.kind == "qlora"),
-        "deepspeed": job.parallel.deepspeed is not None,
         "peft": adapter is not None,
         "torchao": optimizer == "torchao",
     }
@@ -29,8 +27,3 @@ def refuse_missing_packages(job: Job) -> None:
     if job.model.adapter is not None:
         needed = ("peft", "bitsandbytes") if job.model.adapter.kind == "qlora" else ("peft",)
         refuse_without(needed, extra="plan", user="an adapter", place="model.adapter")
-    if job.parallel.deepspeed is not None:
-        engine = f"DeepSpeed {deepspeed_config.VERSION}"
-        refuse_without(
-            ("deepspeed",), extra="deepspeed", user=f"{engine}, which runs ZeRO,", place="parallel.deepspeed"
-        )

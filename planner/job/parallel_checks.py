@@ -1,16 +1,14 @@
-"""Checks what pipelines, tensor, context and expert parallelism, and DeepSpeed ask of the rest of a job.
+"""Checks what pipelines, tensor, context and expert parallelism ask of the rest of a job.
 
 Each raises SpecError for the first contradiction; `document` is what the job was read from, for the places.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
-
-from planner.job import deepspeed_config, pipeline_schedules
+from planner.job import pipeline_schedules
 from planner.job.layout import axis_degrees
 from planner.job.nodes import Node
-from planner.job.schema import DpReplicate, Job
+from planner.job.schema import Job
 
 _TORCH = "torch 2.13"
 
@@ -173,57 +171,3 @@ def check_experts(job: Job, document: Node) -> None:
     document.refuse_if(job.model.hf_config is None, path, problem, allowed=allowed)
     problem = f"is {ep.imbalance:g}, and no rank of {ep.degree} gets more than all tokens"
     document.refuse_if(ep.imbalance > ep.degree, "parallel.ep.imbalance", problem, allowed=f"1 to {ep.degree}")
-
-
-def check_deepspeed(job: Job, document: Node) -> None:
-    """What does not go with DeepSpeed's engine, and its own config."""
-    config, train, replicate = job.parallel.deepspeed, job.train, job.parallel.dp_replicate
-    if config is None:
-        return
-    refuse, path, usual = document.refuse_if, "parallel.deepspeed", DpReplicate()
-    others = [name for name, degree in axis_degrees(job.parallel).items() if degree > 1 and name != "dp_replicate"]
-    refuse(
-        others,
-        path,
-        f"is given beside {' and '.join(others)}",
-        allowed="dp_replicate alone, the ranks among which DeepSpeed divides",
-        remedy="write dp_replicate with the number of all ranks",
-    )
-    problem = "is for DistributedDataParallel, and parallel.deepspeed takes its place"
-    for name in (field.name for field in fields(DpReplicate) if field.name != "degree"):
-        is_other = getattr(replicate, name) != getattr(usual, name)
-        refuse(is_other, f"parallel.dp_replicate.{name}", problem, remedy="delete it")
-    refuse(
-        train.precision != "none",
-        "train.precision",
-        f"is {train.precision} beside parallel.deepspeed, which casts the model by its own config",
-        allowed="none",
-        remedy='say {"bf16": {"enabled": true}} in the DeepSpeed config',
-    )
-    against = {
-        "train.optimizer_in_backward": train.optimizer_in_backward,
-        "train.checkpoint_load": train.checkpoint_load is not None,
-        "train.checkpoint_save": train.checkpoint_save is not None,
-        "model.adapter": job.model.adapter is not None,
-    }
-    for other, is_there in against.items():
-        refuse(is_there, other, "is not planned beside parallel.deepspeed", remedy="delete it")
-    place = document.nearest_to(path).place
-    deepspeed_config.check_keys(config, place)
-    if deepspeed_config.zero_of(job, place).stage == 3:
-        deepspeed_config.check(job, place)
-    # What both say has to be the same, as transformers' Trainer wants it; `"auto"` is what the job says.
-    micro, steps = train.micro_batch_size, train.gradient_accumulation_steps
-    product = "micro_batch_size * gradient_accumulation_steps * dp_replicate"
-    numbers = {
-        "train_micro_batch_size_per_gpu": (micro, "train.micro_batch_size", "auto"),
-        "gradient_accumulation_steps": (steps, "train.gradient_accumulation_steps", "auto"),
-        "train_batch_size": (micro * steps * replicate.degree, product, "auto"),
-        "gradient_clipping": (train.gradient_clipping, "train.gradient_clipping", 0.0),
-    }
-    for key, (value, name, usually) in numbers.items():
-        written = config.get(key, usually)
-        shown = written if key in config else f"{written} by default"
-        problem = f"the DeepSpeed config's {key} is {shown}, and {name} is {value}"
-        is_other = written not in ("auto", None, value)
-        document.refuse_job_if(is_other, path, problem, allowed=f'{value}, or "auto"')

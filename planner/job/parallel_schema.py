@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
-from planner.job.field_checks import PlainData, PositiveMib, Ranks, Reshard, anything, like, number, one_of, whole
+from planner.job.field_checks import PlainData, PositiveMib, Ranks, Reshard, like, number, one_of, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +106,3 @@ class Parallel:
     pp: Pp = field(default_factory=Pp)
     cp: Cp = field(default_factory=Cp)
     ep: Ep = field(default_factory=Ep)
-    deepspeed: Annotated[
-        Mapping[str, Any] | None, anything("the path of a ds_config.json, or its content as a mapping")
-    ] = None
-    """The content of a ds_config.json, inlined: DeepSpeed's engine among the ranks of `dp_replicate`, instead of
-    DistributedDataParallel. Its optimizer, if it has one, takes the place of `train.optimizer`."""

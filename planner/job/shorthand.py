@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError
-from planner.job import deepspeed_config, foreign_words, hf_config, named_gpus, short_forms, spec_keys
+from planner.job import foreign_words, hf_config, named_gpus, short_forms, spec_keys, trainer
 from planner.job.layout import AXES
 from planner.job.nodes import Node, below, did_you_mean, node_from_data, placed
 from planner.job.schema import CHECKS, Gpu, Train
@@ -18,7 +18,7 @@ from planner.job.size_limits import MOST_DEPTH, MOST_HOST_BYTES
 from planner.job.yaml_text import read_yaml
 from planner.units import parse_bytes
 
-_INLINED = {"model.hf_config": hf_config.read, "parallel.deepspeed": deepspeed_config.read}
+_INLINED = {"model.hf_config": hf_config.read, **dict.fromkeys(trainer.FILES, trainer.read_file)}
 """Keys that may name a file, with what reads it."""
 
 
@@ -63,7 +63,7 @@ def setting(path: str, value: object, place: str) -> Setting:
     return Setting(path, node_from_data(value, place, path))
 
 
-def with_settings(document: Node, settings: list[Setting], folder: Path | None) -> Node:
+def with_settings(document: Node, settings: Sequence[Setting], folder: Path | None) -> Node:
     """The document with these values in the place of its own, one after the other; what it refers to starts at
     `folder`. Raises SpecError for a key below a value that has none."""
     document.mapping("a mapping with model, train, parallel, cluster, ...")
@@ -184,7 +184,7 @@ class Shorthand:
     cp: str | None = None
     ep: str | None = None
     zero: int | None = None
-    """The stage of DeepSpeed's ZeRO."""
+    """The stage of DeepSpeed's ZeRO, under transformers' Trainer."""
     precision: str = ""
     """bf16, fp16 or fp32, mixed as the kind of parallelism mixes it; or as a spec writes it."""
     optimizer: str = ""
@@ -213,9 +213,15 @@ class Meaning:
     supposed: list[str] = field(default_factory=list)
     """What is not given, and what is assumed."""
 
+    is_by_trainer: bool = False
+    """The job is run by transformers' Trainer, in whose words it is written."""
+
     def put(self, path: str, value: object, place: str = "") -> None:
         """A value that an option stands for: the key's own, or `place`."""
-        self.settings.append(setting(path, value, place or _OPTION_OF[path]))
+        place = place or _OPTION_OF[path]
+        if self.is_by_trainer:
+            path, value = trainer.in_its_words(path, value)
+        self.settings.append(setting(path, value, place))
 
     def count(self, path: str) -> int:
         """A count, 1 where it is not said or no count: the reader of specs says what is wrong with it."""
@@ -247,9 +253,11 @@ class Meaning:
         return "" if node is None else str(short_forms.written_out(Gpu, node).nearest_to("arch").value)
 
 
-def of_spec(words: Shorthand, document: Node) -> Meaning:
-    """What the words put into a spec. Raises SpecError at the option."""
-    meaning = Meaning(document)
+def of_spec(words: Shorthand, document: Node, others: Iterable[str]) -> Meaning:
+    """What the words put into a spec; `others` are keys that something else says. Raises SpecError at the option."""
+    says_trainer = any(path.startswith("trainer") for path in (document.nearest_to("trainer").path, *others))
+    is_by_trainer = words.zero is not None or says_trainer
+    meaning = Meaning(document, is_by_trainer=is_by_trainer)
     _put_gpus(words, meaning)
     if words.seq:
         is_number = words.seq.removeprefix("-").isdecimal() and len(words.seq) < 20
@@ -259,8 +267,11 @@ def of_spec(words: Shorthand, document: Node) -> Meaning:
     if words.accumulate is not None:
         meaning.put("train.gradient_accumulation_steps", words.accumulate)
     if words.optimizer:
-        optimizer = foreign_words.find_optimizer(words.optimizer) or {"name": words.optimizer}
-        meaning.put("train.optimizer", optimizer)
+        if is_by_trainer:
+            meaning.put(f"{trainer.ARGUMENTS}.optim", words.optimizer, "--optimizer")
+        else:
+            optimizer = foreign_words.find_optimizer(words.optimizer) or {"name": words.optimizer}
+            meaning.put("train.optimizer", optimizer)
     if words.recompute:
         is_every = words.recompute.isdecimal() and len(words.recompute) < 7
         meaning.put("train.recompute", {"every": int(words.recompute)} if is_every else words.recompute)
@@ -272,7 +283,9 @@ def of_spec(words: Shorthand, document: Node) -> Meaning:
         raise SpecError(f"{names} are both given", allowed="one kind of adapter", remedy="delete the others")
     for kind, text in adapters.items():
         meaning.put("model.adapter", read_lora(kind, text, f"--{kind}"), f"--{kind}")
-    _put_degrees(words, meaning)
+    if words.zero is not None:
+        _put_zero(words, words.zero, meaning)
+    _put_degrees(words.degrees, words, meaning)
     if words.offload and words.zero is None and not meaning.shards:
         raise SpecError(
             "nothing is sharded, and it is FSDP2 and DeepSpeed that keep parameters on the host",
@@ -281,19 +294,19 @@ def of_spec(words: Shorthand, document: Node) -> Meaning:
             place="--offload",
         )
     if words.precision:
-        meaning.put("train.precision", _precision(words.precision, words, meaning))
+        _put_precision(words.precision, "--precision", meaning)
     return meaning
 
 
-def of_model(words: Shorthand, document: Node, config: Mapping[str, Any], others: Iterable[str]) -> Meaning:
+def of_model(words: Shorthand, document: Node, config: Mapping[str, Any], others: Sequence[str]) -> Meaning:
     """What the words come to for a model that no spec describes: all that a spec would have to say; `others` are the
     keys that something else says."""
-    meaning = of_spec(words, document)
+    meaning = of_spec(words, document, others)
     given = {setting.path for setting in meaning.settings} | set(others)
     if document.nearest_to("model.adapter").path == "model.adapter":
         given.add("model.adapter")
-    by_trainer = any(path.startswith("trainer") for path in given)
-    if (world := meaning.world) > 1 and not by_trainer and not any(path.startswith("parallel.") for path in given):
+    is_laid_out = meaning.is_by_trainer or any(path.startswith("parallel.") for path in given)
+    if (world := meaning.world) > 1 and not is_laid_out:
         meaning.put("parallel.dp_replicate.degree", world, "--gpus")
         meaning.supposed.append(f"DDP over {world} GPUs, each with the whole model (--fsdp shards it)")
     config = config.get("text_config", config)  # of a model that takes pictures too
@@ -304,20 +317,17 @@ def of_model(words: Shorthand, document: Node, config: Mapping[str, Any], others
             tokens = min(tokens, int(most or tokens) - 2)  # its positions begin behind the padding's index
         meaning.put("train.sequence_length", tokens, "the usual length")
         meaning.supposed.append(f"sequences of {tokens} tokens (--seq)")
-    if by_trainer:
-        if "model.parameter_dtype" not in given:
-            dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-            meaning.put("model.parameter_dtype", dtype, "the model's config")
-            meaning.supposed.append(f"the model in {dtype}, as from_pretrained of transformers 5 loads this config")
-        return meaning
     # As most people train: an adapter beside a model in bfloat16, everything else mixed with parameters in float32.
     asked = words.precision or ("fp16" if meaning.arch in WITHOUT_BF16 else "bf16")
-    if not words.precision and "train.precision" not in given:
-        precision = _precision(asked, words, meaning)
-        meaning.put("train.precision", precision, "the usual precision")
-        meaning.supposed.append(f"train.precision {precision} (--precision bf16, fp16 or fp32)")
-    is_half = asked != "fp32" and ("model.adapter" in given or words.zero is not None)
-    if "model.parameter_dtype" not in given and is_half:
+    is_usual = not words.precision and "train.precision" not in given
+    if is_usual and (words.zero is not None or not meaning.is_by_trainer):
+        key, value = _put_precision(asked, "the usual precision", meaning)
+        meaning.supposed.append(f"{key} {value} (--precision bf16, fp16 or fp32)")
+    if meaning.is_by_trainer and "model.parameter_dtype" not in given:
+        dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+        meaning.put("model.parameter_dtype", dtype, "the model's config")
+        meaning.supposed.append(f"the model in {dtype}, as from_pretrained of transformers 5 loads this config")
+    elif "model.parameter_dtype" not in given and "model.adapter" in given and asked != "fp32":
         half = "float16" if asked == "fp16" else "bfloat16"
         meaning.put("model.parameter_dtype", half, "the usual precision")
         meaning.supposed.append(f"the model in {half} (--set model.parameter_dtype=float32)")
@@ -345,24 +355,23 @@ def _put_gpus(words: Shorthand, meaning: Meaning) -> None:
         _ = meaning.arch  # a GPU that nobody knows is refused at the option
 
 
-def _put_degrees(words: Shorthand, meaning: Meaning) -> None:
+def _put_zero(words: Shorthand, stage: int, meaning: Meaning) -> None:
+    """DeepSpeed's own configuration of this stage, in the arguments of transformers' Trainer."""
+    if stage not in (1, 2, 3):
+        raise SpecError(f"there is no stage {stage}", allowed="1, 2 or 3", place="--zero")
+    if beside := " and ".join(_OPTIONS[axis] for axis in words.degrees):
+        raise SpecError(
+            f"{beside} stands beside it",
+            allowed="one of them: DeepSpeed divides over all GPUs, and PyTorch's axes are not its own",
+            remedy=f"delete --zero, or {beside}",
+            place="--zero",
+        )
+    config = trainer.write_deepspeed_config(stage, offload=words.offload, own_optimizer=bool(words.optimizer))
+    meaning.put(trainer.DEEPSPEED, config, "--zero")
+
+
+def _put_degrees(degrees: Mapping[str, str], words: Shorthand, meaning: Meaning) -> None:
     """Degrees that are numbers first; then the one that takes the rest of the GPUs."""
-    degrees = words.degrees
-    if words.zero is not None:
-        if "dp_shard" in degrees:
-            raise SpecError(
-                "--zero and --fsdp are both given",
-                allowed="one of the two: DeepSpeed's engine, or PyTorch's fully_shard",
-                remedy="delete the other",
-            )
-        half = {"": "bf16", "bf16": "bf16", "fp16": "fp16"}.get(words.precision)
-        mixed = {half: {"enabled": True}} if half is not None else {}
-        stage: dict[str, Any] = {"stage": words.zero}
-        if words.offload:
-            stage["offload_optimizer"] = {"device": "cpu"}
-        config = {**mixed, "zero_optimization": stage, "zero_allow_untested_optimizer": True}
-        meaning.put("parallel.deepspeed", config, "--zero")
-        degrees.setdefault("dp_replicate", REST)
     for axis, written in degrees.items():
         if written == REST:
             continue
@@ -402,8 +411,9 @@ def _put_degrees(words: Shorthand, meaning: Meaning) -> None:
         )
 
 
-def _precision(asked: str, words: Shorthand, meaning: Meaning) -> str:
-    """bf16 and fp16 are mixed: by the policy of fully_shard where it shards, by DeepSpeed's engine, or by autocast."""
+def _put_precision(asked: str, place: str, meaning: Meaning) -> tuple[str, Any]:
+    """The key and its value: bf16 and fp16 are mixed by the policy of fully_shard where it shards, by transformers'
+    Trainer, or by autocast."""
     check = CHECKS[Train, "precision"]
     if asked not in PRECISIONS and not check.accepts(asked):
         raise SpecError(
@@ -414,11 +424,18 @@ def _precision(asked: str, words: Shorthand, meaning: Meaning) -> str:
             or "write one of these",
             place="--precision",
         )
-    if words.zero is not None or asked == "fp32":
-        return "none"
-    if asked == "bf16" and meaning.shards:
-        return "fsdp_mixed"
-    return f"{asked}_autocast" if asked in PRECISIONS else asked
+    key: str = "train.precision"
+    value: str | bool = asked
+    if meaning.is_by_trainer and asked in PRECISIONS:
+        key, value = f"{trainer.ARGUMENTS}.{'fp16' if asked == 'fp16' else 'bf16'}", asked != "fp32"
+    elif asked == "fp32":
+        value = "none"
+    elif asked == "bf16" and meaning.shards:
+        value = "fsdp_mixed"
+    elif asked in PRECISIONS:
+        value = f"{asked}_autocast"
+    meaning.put(key, value, place)
+    return key, value
 
 
 def read_host_memory(written: str | int, place: str) -> int:

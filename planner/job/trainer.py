@@ -35,12 +35,45 @@ def refuse_measuring(job: Job) -> None:
         )
 
 
-ARGUMENTS = "trainer.arguments"
+FILES = ("trainer.arguments", "trainer.accelerate", "trainer.peft")
+"""Keys that may name a file, which may name further ones."""
+ARGUMENTS = FILES[0]
 MICRO_BATCH, ACCUMULATION = f"{ARGUMENTS}.per_device_train_batch_size", f"{ARGUMENTS}.gradient_accumulation_steps"
+RECOMPUTE, DEEPSPEED = f"{ARGUMENTS}.gradient_checkpointing", f"{ARGUMENTS}.deepspeed"
+KEYS = {
+    "train.micro_batch_size": MICRO_BATCH,
+    "train.gradient_accumulation_steps": ACCUMULATION,
+    "train.recompute": RECOMPUTE,
+}
+"""By the keys of a spec without `trainer`."""
+_CHECKPOINTED = {"none": False, "full": True}
 _USUAL_MICRO_BATCH = 8
 """Of TrainingArguments (transformers 5.23, training_args.py)."""
 _WITH_THE_SAME_SAMPLES = ("tp", "cp", "sp")
 """Axes of accelerate's `parallelism_config` whose ranks share their samples (1.15, parallelism_config.py)."""
+
+
+def in_its_words(path: str, value: Any) -> tuple[str, Any]:
+    """The key and value of its files for those of a spec without `trainer`; unchanged where there are none."""
+    if path not in KEYS or (path == "train.recompute" and value not in _CHECKPOINTED):
+        return path, value
+    return KEYS[path], _CHECKPOINTED[value] if path == "train.recompute" else value
+
+
+_PASSED_ON = ["gradient_accumulation_steps", "gradient_clipping", "train_batch_size", "train_micro_batch_size_per_gpu"]
+_ADAMW = {"type": "AdamW", "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")}
+
+
+def write_deepspeed_config(stage: int, *, offload: bool, own_optimizer: bool) -> dict[str, Any]:
+    """A ds_config.json of this ZeRO stage; all else is as TrainingArguments say it."""
+    zero = {"stage": stage, **({"offload_optimizer": {"device": "cpu"}} if offload else {})}
+    return {
+        "bf16": {"enabled": "auto"},
+        "fp16": {"enabled": "auto"},
+        "zero_optimization": zero,
+        **({} if own_optimizer else {"optimizer": _ADAMW}),
+        **dict.fromkeys(_PASSED_ON, "auto"),
+    }
 
 
 def micro_batch_size(job: Job) -> int:

@@ -47,9 +47,7 @@ def _software_of(job: Job, versions: Mapping[str, str]) -> Mapping[str, str]:
 
 def traced_part(job: Job) -> Job:
     """The job without what no trace depends on: names, how much memory there is, and what the allocator makes of it."""
-    # DeepSpeed asks how much is free before it decides where it flattens its parameters.
-    capacity = 0 if job.parallel.deepspeed is None else job.cluster.capacity_bytes
-    gpu = Gpu(total_bytes=capacity, arch=job.cluster.gpu.arch)
+    gpu = Gpu(arch=job.cluster.gpu.arch)
     return replace(
         job,
         metadata=Metadata(),

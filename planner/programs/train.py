@@ -25,8 +25,7 @@ job, device = load_bundle(read_json(arguments.bundle, "the bundle"), "the bundle
 rank, local_rank = int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0))
 if device.type == "cuda":
     torch.cuda.set_device(local_rank % torch.cuda.device_count())
-is_in_a_world = int(os.environ.get("WORLD_SIZE", 1)) > 1 or job.parallel.deepspeed  # whose engine is always in one
-if is_in_a_world and not dist.is_initialized():
+if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
     # Checkpoints are saved in the background over the host.
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
 

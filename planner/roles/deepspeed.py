@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 from planner import upstream
 from planner.events import Category
 from planner.roles.recording import RoleRecorder, in_region, surrounded
-from planner.training.wraps.deepspeed_engine import ZERO
 
+ZERO = "deepspeed.runtime.zero"
 ENGINE = "deepspeed.runtime.engine:DeepSpeedEngine"
 _COORDINATOR = f"{ZERO}.partitioned_param_coordinator:PartitionedParameterCoordinator"
 _STAGE_3 = f"{ZERO}.stage3:DeepSpeedZeroOptimizer_Stage3"

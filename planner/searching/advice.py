@@ -16,7 +16,7 @@ from planner.job.bound.lower_bound import lower_bound
 from planner.job.layout import Mesh
 from planner.job.named_gpus import USUAL_NODE
 from planner.job.schema import Job
-from planner.job.trainer import accumulation_steps, micro_batch_size
+from planner.job.trainer import RECOMPUTE, accumulation_steps, micro_batch_size
 from planner.report.statement import Advice, change_text
 from planner.searching import trainer_axes
 from planner.searching.axes import apply, axis_of, fault_of, only_new
@@ -37,7 +37,7 @@ _NOTICEABLY = 1.05
 """A larger GPU has so many times the memory: variants of one differ by less."""
 _MOST_GPUS = 1024
 _SELECTIVE: Change = {"train.recompute": "selective"}
-_RECOMPUTES = {"train.recompute", trainer_axes.RECOMPUTE}
+_RECOMPUTES = {"train.recompute", RECOMPUTE}
 _SIZE, _STEPS = "train.micro_batch_size", "train.gradient_accumulation_steps"
 
 
@@ -50,7 +50,7 @@ def _savings(job: Job) -> list[Change]:
     conf = ",".join(part for part in (job.allocator.conf, "expandable_segments:True") if part)
     segments: Change = {} if Rules.from_conf(job.allocator.conf).expandable_segments else {"allocator.conf": conf}
     if job.trainer is not None:
-        return [segments, {} if trainer_axes.checkpoints(job) else {trainer_axes.RECOMPUTE: True}]
+        return [segments, {} if trainer_axes.checkpoints(job) else {RECOMPUTE: True}]
     fused: Change = {"train.optimizer.fused": True}
     if "foreach" in optimizer.arguments:
         fused["train.optimizer.foreach"] = None
@@ -63,7 +63,7 @@ def _savings(job: Job) -> list[Change]:
             {"train.checkpoint_save.cpu_offload": True},
         ),
         (
-            replicate.degree > 1 and not replicate.gradient_as_bucket_view and parallel.deepspeed is None,
+            replicate.degree > 1 and not replicate.gradient_as_bucket_view,
             {"parallel.dp_replicate.gradient_as_bucket_view": True},
         ),
         (True, segments),
@@ -133,7 +133,7 @@ def _sized(job: Job, size: int, steps: int) -> Change:
 
 
 def _recomputed(job: Job) -> Change:
-    return {trainer_axes.RECOMPUTE: True} if job.trainer is not None else {"train.recompute": "full"}
+    return {RECOMPUTE: True} if job.trainer is not None else {"train.recompute": "full"}
 
 
 def larger_gpus(job: Job) -> Iterator[Step]:
@@ -165,9 +165,7 @@ def more_gpus(job: Job) -> Iterator[Step]:
         if gpus % per_node:
             per_node = cluster.gpus_per_node
         change: Change = {"cluster.nodes": gpus // per_node, "cluster.gpus_per_node": per_node}
-        if parallel.deepspeed is not None:
-            change["parallel.dp_replicate.degree"] = parallel.dp_replicate.degree * times
-        elif job.trainer is None:  # which its files shard over all ranks there are, or do not
+        if job.trainer is None:  # which its files shard over all ranks there are, or do not
             change |= {"parallel.dp_replicate.degree": 1, "parallel.dp_shard.degree": data * times}
             if train.precision == "bf16_autocast":
                 change["train.precision"] = "fsdp_mixed"
@@ -414,7 +412,7 @@ class _Trial:
             return
         try:
             axes = least_axes(job, gpus, per_node)
-            if job.parallel.deepspeed is None and job.model.adapter is None:
+            if job.model.adapter is None:
                 axes.append(axis_of("offload", list(dict.fromkeys([job.parallel.dp_shard.offload, "cpu"]))))
             space = Space.varying(job, axes, global_batch_of(job))
             self.progress(f"trying {space.size:,} candidates with other layouts")

@@ -17,7 +17,7 @@ from planner.job.layout import AXES as DEGREES
 from planner.job.loading import job_on_gpu, read_gpu
 from planner.job.nodes import Node, did_you_mean
 from planner.job.schema import Adapter, Job, Optimizer, Recompute
-from planner.job.trainer import ARGUMENTS
+from planner.job.trainer import ARGUMENTS, DEEPSPEED
 from planner.job.yaml_text import read_yaml
 
 Change = Mapping[str, Any]
@@ -118,7 +118,7 @@ _PATHS = {
     "bucket_view": "parallel.dp_replicate.gradient_as_bucket_view",
     "loss_chunks": "train.loss.chunks",
     "parameter_dtype": "model.parameter_dtype",
-    "zero": "parallel.deepspeed.zero_optimization.stage",
+    "zero": f"{DEEPSPEED}.zero_optimization.stage",
     "gpu": "cluster.gpu",
     "allocator": "allocator.conf",
     **{axis: f"parallel.{axis}.degree" for axis in DEGREES},

@@ -239,8 +239,6 @@ def layout_axis(gpus: int, per_node: int, fixed: Mapping[str, Sequence[int]], ba
 
 def _only_possible(base: Job) -> dict[str, Sequence[int]]:
     """Axes that this job cannot have: no constraint would let any degree but 1 pass."""
-    if base.parallel.deepspeed is not None:
-        return {axis: (1,) for axis in DEGREES if axis != "dp_replicate"}
     config = base.model.hf_config or {}
     impossible: set[str] = set()
     if not any(config.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts")):
@@ -258,7 +256,7 @@ def usual_axes(
     """What a search varies if nobody says more: layouts, and settings that leave the training as it is. Raises
     SpecError for degrees that no layout has."""
     axes = _recompute_of_trainer(base)
-    if base.trainer is None and base.parallel.deepspeed is None:
+    if base.trainer is None:
         axes = [axis_of("recompute", ["none", "selective", "full"]), axis_of("reshard_after_forward", [True, False])]
         if base.train.sequence_length:
             axes += [axis_of("sequence_parallel", [False, True]), axis_of("schedule", ["1F1B", "Interleaved1F1B"])]
@@ -269,7 +267,7 @@ def usual_axes(
 def least_axes(base: Job, gpus: int, per_node: int) -> list[Axis]:
     """What saves memory and leaves the training as it is: whether a job fits at all is decided among these."""
     axes = _recompute_of_trainer(base)
-    if base.trainer is None and base.parallel.deepspeed is None:
+    if base.trainer is None:
         own = value_at(base, "train.recompute")
         recompute = [own] if own == "full" else [own, "full"]
         changes = tuple({"train.recompute": value} for value in recompute)

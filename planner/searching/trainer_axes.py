@@ -7,19 +7,11 @@ from typing import Any
 
 from planner.errors import SpecError
 from planner.job.schema import Job
-from planner.job.trainer import ACCUMULATION, ARGUMENTS, MICRO_BATCH
+from planner.job.trainer import ARGUMENTS, KEYS, in_its_words
 from planner.searching.axes import Axis, Change
 
-RECOMPUTE = f"{ARGUMENTS}.gradient_checkpointing"
-_KEYS = {
-    "train.micro_batch_size": MICRO_BATCH,
-    "train.gradient_accumulation_steps": ACCUMULATION,
-    "train.recompute": RECOMPUTE,
-}
-"""By the keys of a spec without `trainer`."""
 _AS_THEY_ARE = ("train.sequence_length", "train.padding", "cluster.", "allocator.", "software.", "trainer.")
 """Keys, or their beginnings, of any spec."""
-_CHECKPOINTED: Mapping[str, bool] = {"none": False, "full": True}
 _ALLOWED = (
     "micro_batch_size, gradient_accumulation_steps, recompute (none, full), sequence_length, gpu, allocator, cluster"
     f" keys as cluster.nodes, and keys of TrainingArguments as {ARGUMENTS}.optim"
@@ -35,13 +27,10 @@ def in_words_of(job: Job, axis: Axis) -> Axis:
 
 def _translate(name: str, change: Change) -> Change:
     written: dict[str, Any] = {}
-    for path, value in change.items():
-        if path in _KEYS and (path != "train.recompute" or value in _CHECKPOINTED):
-            written[_KEYS[path]] = _CHECKPOINTED[value] if path == "train.recompute" else value
-        elif path.startswith(_AS_THEY_ARE):
-            written[path] = value
-        else:
+    for path, value in (in_its_words(*each) for each in change.items()):
+        if not path.startswith(_AS_THEY_ARE):
             raise refusal(name)
+        written[path] = value
     return written
 
 
@@ -58,7 +47,7 @@ def refusal(name: str) -> SpecError:
 
 def key_of(job: Job, path: str) -> str:
     """Where the job says what a spec without `trainer` says at `path`."""
-    return path if job.trainer is None else _KEYS.get(path, path)
+    return path if job.trainer is None else KEYS.get(path, path)
 
 
 def checkpoints(job: Job) -> bool:

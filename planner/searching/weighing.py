@@ -130,12 +130,6 @@ class _Step:
     def _data_parallel(self, count: int) -> float:
         """Of a step with so many micro-batches."""
         shape, parallel, degrees = self.shape, self.job.parallel, axis_degrees(self.job.parallel)
-        if parallel.deepspeed is not None:
-            # Gradients are reduced in each micro-batch from stage 2 on, and gathered parameters twice in 3.
-            zero = parallel.deepspeed.get("zero_optimization") or {}
-            stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
-            moved = {0: 4.0, 1: 4.0, 2: 2.0 * count + 2}.get(stage, 6.0 * count) * shape.elements
-            return moved * self._share("dp_replicate") / self._bandwidth("dp_replicate")
         elements, seconds = shape.elements / self._split, 0.0
         if self.job.model.adapter is not None and degrees["dp_shard"] == 1:
             return 0.0
@@ -171,7 +165,7 @@ class _Step:
         job, degrees = self.job, axis_degrees(self.job.parallel)
         if job.model.adapter is not None:
             return 0.0
-        sharded = job.parallel.deepspeed is not None or job.parallel.dp_replicate.zero_redundancy_optimizer
+        sharded = job.parallel.dp_replicate.zero_redundancy_optimizer
         parts = self._split * degrees["dp_shard"] * degrees["cp"] * degrees["ep"]
         elements = self.shape.elements / (parts * degrees["dp_replicate"] if sharded else parts)
         step_bytes = _STEP_BYTES[bool(job.train.optimizer.arguments.get("fused"))]

@@ -29,7 +29,7 @@ from planner.tracing.rank_trace import Trace
 from planner.tracing.step_errors import untraceable
 from planner.training.log_levels import quiet_libraries
 from planner.training.wraps import context_parallel
-from planner.upstream import checking, torch_releases
+from planner.upstream import torch_releases
 
 from planner.training import absent_peers  # isort: skip
 
@@ -74,14 +74,10 @@ def _trace(job: Job, rank: int, target: str, steps: int, *, shortened: bool) -> 
     context_parallel.require_release(job, target or job.cluster.gpu.target)
     if job.parallel.ep.degree > 1:
         torch_releases.require("expert parallelism", place="parallel.ep")  # before its model is built
-    total_bytes = _ROOMY_BYTES
-    if job.parallel.deepspeed:
-        checking.enforce("deepspeed")
-        total_bytes = job.cluster.capacity_bytes or total_bytes  # it asks whether parameters can be flattened there
     order = ProgramOrder(
         line=launch_line(run_job, *(["--steps", str(steps)] if steps else [])),
         rank=rank,
-        gpu=Gpu(product="", arch=job.cluster.gpu.arch, total_bytes=total_bytes, name=job.cluster.gpu.name),
+        gpu=Gpu(product="", arch=job.cluster.gpu.arch, total_bytes=_ROOMY_BYTES, name=job.cluster.gpu.name),
         target=target or job.cluster.gpu.target,
         torch=job.software.torch,
         steps=_TO_ITS_END,
@@ -122,11 +118,7 @@ def _shorten(job: Job) -> tuple[Job, int]:
     left_out = train.gradient_accumulation_steps - run
     if left_out < 1 or train.lengths or job.parallel.pp.degree > 1:
         return job, 0
-    parallel = job.parallel
-    if parallel.deepspeed:
-        config = {**parallel.deepspeed, **dict.fromkeys(("gradient_accumulation_steps", "train_batch_size"), "auto")}
-        parallel = replace(parallel, deepspeed=config)
-    return replace(job, train=replace(train, gradient_accumulation_steps=run), parallel=parallel), left_out
+    return replace(job, train=replace(train, gradient_accumulation_steps=run)), left_out
 
 
 def _choose_steps(job: Job) -> tuple[Job, int]:
@@ -135,9 +127,7 @@ def _choose_steps(job: Job) -> tuple[Job, int]:
     train = job.train
     if train.lengths is None:
         return job, 0
-    batches, micro_batches = draw_batches(train), train.gradient_accumulation_steps
-    if not job.parallel.deepspeed:  # whose engine counts them
-        micro_batches = min(micro_batches, _UNLIKE_MICRO_BATCHES)
+    batches, micro_batches = draw_batches(train), min(train.gradient_accumulation_steps, _UNLIKE_MICRO_BATCHES)
     sizes = len({*batches})
     steps = rounds_to_give(micro_batches, sizes)
     if len(batches) <= steps * micro_batches or sizes == 1:

@@ -1,4 +1,4 @@
-"""The training loop: micro-batches, precision, clipping, the optimizer's step, evaluation; and DeepSpeed's."""
+"""The training loop: micro-batches, precision, clipping, the optimizer's step, evaluation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -181,22 +181,3 @@ class Loop:
 
 def _is_due(iteration: int, every: int, last: int) -> bool:
     return iteration % every == 0 or (iteration == last and every > last)
-
-
-class EngineLoop(Loop):
-    """As `Loop`; the model is DeepSpeed's own engine."""
-
-    def _iterate(self) -> None:
-        engine: Any = self.model
-        for micro_batch in range(1, self.train.gradient_accumulation_steps + 1):
-            self._micro_batch()
-            last = micro_batch == self.train.gradient_accumulation_steps
-            with named_phase(Phase.OPTIMIZER_STEP) if last else nullcontext():
-                engine.step()
-
-    def _scale_to_one(self, loss: Tensor) -> Tensor:
-        return loss
-
-    def _backward(self, loss: Tensor) -> None:
-        engine: Any = self.model
-        engine.backward(loss)

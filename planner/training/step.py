@@ -14,18 +14,11 @@ from planner.job import schema
 from planner.job.packages import refuse_missing_packages
 from planner.training import absent_peers, blocks, inputs, optimizers
 from planner.training.device_mesh import World
-from planner.training.loop import EngineLoop, Loop, Precision
+from planner.training.loop import Loop, Precision
 from planner.training.loss_functions import Objective
 from planner.training.models.build import build, materialize
 from planner.training.phases import named_phase
-from planner.training.wraps import (
-    context_parallel,
-    ddp,
-    deepspeed_engine,
-    expert_parallel,
-    fsdp2,
-    tensor_parallel,
-)
+from planner.training.wraps import context_parallel, ddp, expert_parallel, fsdp2, tensor_parallel
 
 
 @dataclass(slots=True)
@@ -51,7 +44,7 @@ def run(spec: schema.Job, device: torch.device, *, rank: int = 0, steps: int = 0
     blocks.forget_compiled(spec.train.compile)
     world = World.of(spec.parallel, rank, device)
     torch.manual_seed(rank)
-    with deepspeed_engine.prepare_engine(spec, device), absent_peers.agree_about_checkpoints(spec.train):
+    with absent_peers.agree_about_checkpoints(spec.train):
         loop = _load(spec, world, device)
         loop.steps = steps
         gc.collect()
@@ -67,9 +60,8 @@ def run(spec: schema.Job, device: torch.device, *, rank: int = 0, steps: int = 0
 
 def _load(spec: schema.Job, world: World, device: torch.device) -> Loop:
     """The loop with all that it needs."""
-    spec = deepspeed_engine.resolve_job(spec)
     shard, mixed = spec.parallel.dp_shard, spec.train.precision == "fsdp_mixed"
-    is_pipelined, by_engine = world.degree("pp") > 1, deepspeed_engine.uses_engine(spec)
+    is_pipelined = world.degree("pp") > 1
     if is_pipelined:
         # Pipelines alone pay for the import of torch.distributed.pipelining.
         from planner.training import pipelined_loop
@@ -79,8 +71,7 @@ def _load(spec: schema.Job, world: World, device: torch.device) -> Loop:
         feed = pipelined_loop.find_feed(spec, stages[0])
     else:
         # What is split is built without memory, split, and only then given any.
-        with deepspeed_engine.partitioning(spec):
-            bare = build(spec.model, torch.device("meta") if world.splits else device)
+        bare = build(spec.model, torch.device("meta") if world.splits else device)
         modules, feed = [bare], inputs.find_feed(bare, spec)
     for module in modules:
         _split(module, spec, world)
@@ -95,14 +86,10 @@ def _load(spec: schema.Job, world: World, device: torch.device) -> Loop:
     if world.splits:
         materialize(bare, device, offloaded=shard.offload == "cpu")
     replicate, model = spec.parallel.dp_replicate, bare
-    if replicate.degree > 1 and not world.shards and not by_engine:
+    if replicate.degree > 1 and not world.shards:
         model = ddp.replicate(bare, replicate, world.group("dp_replicate"))
-    maker = optimizers.plain if by_engine else optimizers.optimizer_maker(spec, world)
-    optimizer = optimizers.build(spec.train.optimizer, bare.parameters(), maker)
-    if by_engine:
-        model = deepspeed_engine.wrap_model(spec, bare, optimizer)
-    else:
-        blocks.compile_optimizer(optimizer, spec.train.compile)
+    optimizer = optimizers.build(spec.train.optimizer, bare.parameters(), optimizers.optimizer_maker(spec, world))
+    blocks.compile_optimizer(optimizer, spec.train.compile)
     objective = Objective(spec.train.loss, feed, device, spec.train.compile)
     common: dict[str, Any] = {
         "train": spec.train,
@@ -119,8 +106,6 @@ def _load(spec: schema.Job, world: World, device: torch.device) -> Loop:
         return pipelined_loop.PipelinedLoop(**common, spec=spec, world=world, parts=stages)
     if spec.train.lengths is not None:
         common["data"] = inputs.BatchesOfLengths(bare, spec, own_loss=objective.own)
-    if by_engine:
-        return EngineLoop(**common)
     return Loop(**common, splitting=context_parallel.splitting(spec.parallel.cp, world))
 
 

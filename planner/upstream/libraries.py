@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from planner.upstream.entries import Change, mirror, patch, private
+from planner.upstream.entries import Change, patch, private
 
 _ARCHITECTURES = "tests/tracing/traces/test_architectures.py"
 _HOST = "tests/tracing/running/test_bad_programs.py"
 _MEMORY = "tests/tracing/running/test_host_of_programs.py"
 _PROGRAMS = "tests/tracing/running/test_deepspeed_programs.py"
 _OUTSIDE = "tests/tracing/running/test_outside_packages.py"
-_STAGES_1_2 = "tests/tracing/traces/test_deepspeed.py"
-_STAGE_3 = "tests/tracing/traces/test_deepspeed_stage3.py"
 _TRANSFORMER_ENGINE = "tests/tracing/running/test_transformer_engine.py"
 _TRITON = "tests/tracing/running/test_triton_in_eager_mode.py"
 
 TRANSFORMERS = (
     *patch("hub offline", _ARCHITECTURES, has_source=False, targets={
         "huggingface_hub.constants:HF_HUB_OFFLINE": "some configs name a backbone, which would be fetched",
-    }),
-    *patch("trainer's deepspeed config", _STAGE_3, has_source=False, targets={
-        "transformers.integrations.deepspeed:_hf_deepspeed_config_weak_ref":
-            "under its Trainer a model divides itself while it is made",
-    }),
-    *mirror(_STAGE_3, part="deepspeed", targets={
-        "transformers.integrations.deepspeed:is_deepspeed_zero3_enabled":
-            "reads the config that is put in the place of the Trainer's",
     }),
     *private(_ARCHITECTURES, has_source=False, optional=True, targets={
         "transformers.modeling_utils:PreTrainedModel._from_config PreTrainedModel._resolve_parallel_plans":
@@ -33,14 +23,7 @@ TRANSFORMERS = (
 )  # fmt: skip
 
 DEEPSPEED = (
-    *patch("deepspeed world", _STAGE_3, has_source=False, targets={
-        "torch.nn.functional:linear": "deepspeed.zero.Init leaves its own in its place: afterwards torch's is put back",
-    }),
-    *patch("deepspeed world", _STAGE_3, part="deepspeed", targets={
-        "deepspeed.comm.torch:build_shm_op":
-            "compiles a reduction between CPUs at run time; what reduces is torch's process group",
-    }),
-    *patch("deepspeed peers", _STAGE_3, has_source=False, targets={
+    *patch("deepspeed peers", _PROGRAMS, has_source=False, targets={
         "deepspeed.runtime.zero.partition_parameters:assert_ints_same_as_other_ranks "
         "deepspeed.runtime.zero.partitioned_param_coordinator:assert_ints_same_as_other_ranks "
         "deepspeed.runtime.zero.stage3:assert_ints_same_as_other_ranks":
@@ -52,7 +35,7 @@ DEEPSPEED = (
         "deepspeed.runtime.engine:DeepSpeedEngine.backward DeepSpeedEngine.step":
             "computes on the host with what is offloaded; here a step begins",
     }),
-    *patch("program's deepspeed", _STAGES_1_2, has_source=False, optional=True, targets={
+    *patch("program's deepspeed", _PROGRAMS, has_source=False, optional=True, targets={
         "deepspeed.accelerator.cuda_accelerator:pynvml":
             "stages 1 and 2 flatten on the device if it says that there is room; it is kept from the first run on",
     }),
@@ -63,7 +46,7 @@ DEEPSPEED = (
             "joins the partitions of parameters",
         "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3._optimizer_step": "steps with gradients in fp32",
     }),
-    *patch("deepspeed roles", _STAGE_3, change=Change.REPORTED, optional=True, part="deepspeed", targets={
+    *patch("deepspeed roles", _PROGRAMS, change=Change.REPORTED, optional=True, part="deepspeed", targets={
         "deepspeed.runtime.zero.partitioned_param_coordinator:PartitionedParameterCoordinator."
         "_PartitionedParameterCoordinator__all_gather_params_":
             "allocates what is gathered, which is told as communication",
@@ -71,7 +54,7 @@ DEEPSPEED = (
         "DeepSpeedZeroOptimizer_Stage3._DeepSpeedZeroOptimizer_Stage3__avg_scatter_contiguous_grads":
             "allocates what is reduced, which is told as communication",
     }),
-    *patch("deepspeed roles", _STAGES_1_2, change=Change.REPORTED, optional=True, part="deepspeed", targets={
+    *patch("deepspeed roles", _PROGRAMS, change=Change.REPORTED, optional=True, part="deepspeed", targets={
         "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.setup_buckets "
         "DeepSpeedZeroOptimizer.copy_grads_in_partition DeepSpeedZeroOptimizer._optimizer_step "
         "DeepSpeedZeroOptimizer._build_compact_grad_partition_buffer":

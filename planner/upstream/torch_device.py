@@ -8,7 +8,6 @@ _COMPILED = "tests/tracing/running/test_compiled_programs.py"
 _HOST = "tests/tracing/running/test_large_hosts.py"
 _MEASURED = "tests/truth/measuring/test_measured_programs.py"
 _RUN = "tests/tracing/running/test_programs.py"
-_STAGE_3 = "tests/tracing/traces/test_deepspeed_stage3.py"
 _STORAGES = "tests/tracing/running/test_storages.py"
 
 PRIVATE = (
@@ -21,10 +20,6 @@ PRIVATE = (
     }),
     *private(_STORAGES, targets={
         "torch.library:Library._destroy": "operators are given back when a program has ended",
-    }),
-    *private(_STAGE_3, targets={
-        "torch.utils._device:_device_constructors":
-            "remembers functions on its first call, which must not be while DeepSpeed has replaced them",
     }),
 )  # fmt: skip
 

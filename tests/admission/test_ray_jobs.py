@@ -17,6 +17,7 @@ from planner.admission import ray_jobs, specs
 from planner.errors import SpecError
 from planner.job.loading import bundle_text, load_job
 from planner.job.schema import Trainer
+from planner.job.trainer import FILES
 
 JobFile = Callable[..., Path]
 
@@ -95,24 +96,19 @@ def folder(tmp_path: Path, job_file: JobFile) -> Path:
     }.items():
         written = model if model.startswith("{") else f"{{{model}}}"
         (inside / f"{name}.yaml").write_text(f"model: {written}\ncluster: {{gpu: H100-SXM-80GB}}\n")
-    (inside / "deepspeed.yaml").write_text(
-        "model: {decoder: {layers: 2, hidden: 64, heads: 2, kv_heads: 2, ffn: 128, vocab: 256}}\n"
-        "train: {sequence_length: 8}\nparallel: {deepspeed: ../secret.json}\ncluster: {gpu: H100-SXM-80GB}\n"
-    )
     return inside
 
 
 def test_every_file_that_a_spec_may_name_is_known_to_the_hook() -> None:
-    """Whoever reads another one while a spec is loaded has to say it here, and in REFERENCES."""
+    """Whoever reads another one while a spec is loaded has to say it here, and the hook has to check it."""
     package = Path(specs.__file__).parents[1] / "job"
     readers = {
         path.name for path in package.glob("*.py") if re.search(r"\b(file_text|read_named_json)\(", path.read_text())
     }
 
     of_the_job_itself = {"json_text.py", "named_jobs.py"}
-    assert readers - of_the_job_itself == {"hf_config.py", "deepspeed_config.py", "loading.py", "trainer.py"}
-    assert specs.REFERENCES == ("model.hf_config", "parallel.deepspeed")
-    assert {key.name for key in fields(Trainer)} == {key.partition(".")[2] for key in specs.TRAINER_FILES}
+    assert readers - of_the_job_itself == {"hf_config.py", "loading.py", "trainer.py"}
+    assert {key.name for key in fields(Trainer)} == {key.partition(".")[2] for key in FILES}
 
 
 @pytest.mark.parametrize(
@@ -169,7 +165,6 @@ def test_a_config_beside_the_spec_is_read(folder: Path) -> None:
         "../secret.yaml", "/etc/passwd", "link.yaml", "id_rsa", "pipe.yaml", ".", "", "a\0.yaml", "missing.yaml",
         "http://169.254.169.254/x.yaml", "file:///etc/hosts.yaml",
         "up.yaml", "absolute.yaml", "linked.yaml", "code.yaml", "not_json.yaml",
-        "deepspeed.yaml",
     ],
 )  # fmt: skip
 def test_the_hook_reads_nothing_outside_of_the_jobs_folder(folder: Path, written: str) -> None:

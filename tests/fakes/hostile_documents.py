@@ -44,22 +44,23 @@ DECODER: dict[str, Any] = {
     "parallel": {"pp": {"degree": 1}, "cp": {"degree": 1}, "tp": {"degree": 1}, "dp_shard": {"degree": 1}},
     "cluster": {"nodes": 1, "gpus_per_node": 1, "gpu": "H100-SXM-80GB"},
 }
-DEEPSPEED: dict[str, Any] = {
-    "model": DECODER["model"],
-    "train": {"micro_batch_size": 1, "sequence_length": 64},
-    "parallel": {
-        "dp_replicate": {"degree": 2},
-        "deepspeed": {
-            "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "offload_optimizer": {"device": "cpu"}},
-            "bf16": {"enabled": False},
-            "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
-            "communication_data_type": "fp32",
-            "gradient_clipping": "auto",
+TRAINER: dict[str, Any] = {
+    "model": {"hf_config": SPEC["model"]["hf_config"]},
+    "train": {"sequence_length": 64},
+    "trainer": {
+        "arguments": {
+            "per_device_train_batch_size": 2,
+            "deepspeed": {
+                "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "offload_optimizer": {"device": "cpu"}},
+                "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+            },
         },
+        "accelerate": {"parallelism_config": {"parallelism_config_tp_size": 2}},
+        "peft": {"peft_type": "LORA", "target_modules": ["q_proj"]},
     },
     "cluster": {"gpus_per_node": 2, "gpu": "H100-SXM-80GB"},
 }
-JOBS = (SPEC, DECODER, DEEPSPEED)
+JOBS = (SPEC, DECODER, TRAINER)
 
 PLAN_ID = "pl-" + "a" * 26
 REPORT: dict[str, Any] = {

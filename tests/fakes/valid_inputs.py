@@ -6,7 +6,7 @@ import json
 import pickle
 from typing import Any
 
-from hostile_documents import DECODER, DEEPSPEED, REPORT, SPEC, VALIDATION
+from hostile_documents import DECODER, REPORT, SPEC, TRAINER, VALIDATION
 from torch_messages import alloc_conf
 
 from planner.events import Alloc, Phase
@@ -105,7 +105,7 @@ def _segment(base: int, size: int) -> dict[str, Any]:
 DOCUMENTS: dict[str, dict[str, Any]] = {
     "spec_in_json": SPEC,
     "spec_in_yaml": SPEC,
-    "spec_file": DEEPSPEED,
+    "spec_file": TRAINER,
     "validation": VALIDATION,
     "report": {**REPORT, "system": "slurm", "id": "4711"},
     "review": REVIEW,

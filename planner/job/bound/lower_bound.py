@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from planner.errors import PlannerError
-from planner.job import deepspeed_config, pipeline_schedules
+from planner.job import pipeline_schedules
 from planner.job.bound.parameters import Shape, elements_of, shape_of
 from planner.job.layout import Mesh, axis_degrees
 from planner.job.overhead import outside_of
@@ -25,8 +24,8 @@ _LOSS_TENSORS = 3
 def _saved_bytes(job: Job, shape: Shape) -> int:
     """Bytes of the mean rank at the end of a forward, at least; 0 where nothing is known for sure."""
     train, model, tp, pp = job.train, job.model, job.parallel.tp, job.parallel.pp
-    # Compiled programs save what their partitioner chooses; an adapter's model, DeepSpeed's and an offload less.
-    other = train.compile is not None or model.adapter is not None or job.parallel.deepspeed is not None
+    # Compiled programs save what their partitioner chooses; an adapter's model and an offload less.
+    other = train.compile is not None or model.adapter is not None
     if other or train.activation_offload or train.inputs or not train.sequence_length or train.iterations < 2:
         return 0
     tokens = train.micro_batch_size * train.sequence_length // job.parallel.cp.degree
@@ -180,8 +179,6 @@ def _estimate_state_bytes(job: Job, elements: int, ranks: int) -> tuple[int, int
     """Bytes of parameters, gradients and optimizer state, each as the mean of all ranks."""
     # A model that is not given tokens or pictures does not use its own embedding of them, which gets no gradient.
     trains_all = not job.train.inputs or bool({"input_ids", "pixel_values"} & job.train.inputs.keys())
-    if job.parallel.deepspeed is not None:
-        return _estimate_deepspeed_state_bytes(job, elements, ranks, trains_all=trains_all)
     if job.parallel.dp_shard.offload:
         return 0, 0, 0
     degrees, replicate = axis_degrees(job.parallel), job.parallel.dp_replicate
@@ -201,23 +198,3 @@ def _estimate_state_bytes(job: Job, elements: int, ranks: int) -> tuple[int, int
     state = elements * state_bytes(job.train.optimizer, element_bytes)
     state_parts = ranks if replicate.zero_redundancy_optimizer else parts
     return parameters // parts, gradients // parts, state // state_parts
-
-
-def _estimate_deepspeed_state_bytes(job: Job, elements: int, ranks: int, *, trains_all: bool) -> tuple[int, int, int]:
-    """Low-precision parameters, and the partition in fp32 with its state: whole parameters below stage 3.
-
-    The gradient of the partition is in fp32 too while it steps, below stage 3; above, in parts whose size depends on
-    the config.
-    """
-    try:
-        zero = deepspeed_config.zero_of(job)
-    except PlannerError:
-        return 0, 0, 0
-    parameters = elements * _DTYPES[zero.dtype]
-    if not trains_all:
-        return (0 if zero.stage == 3 else parameters), 0, 0
-    partition = 0 if zero.offload else elements * _FLOAT
-    state = 0 if zero.offload else elements * state_bytes(zero.optimizer, _FLOAT)
-    if zero.stage == 3:
-        return 0 if zero.offload_param else parameters // ranks, 0, (partition + state) // ranks
-    return parameters, partition // ranks, (partition + state) // ranks

@@ -11,7 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from planner.training import optimizers
 from planner.training.models.adapters import trained_elements
-from planner.training.wraps import deepspeed_engine, fsdp2
+from planner.training.wraps import fsdp2
 
 
 def describe_division(roots: Sequence[nn.Module], stepped: Optimizer) -> dict[str, Any]:
@@ -19,12 +19,12 @@ def describe_division(roots: Sequence[nn.Module], stepped: Optimizer) -> dict[st
 
     What there is nothing of is left out.
     """
-    modules = [module for root in roots for module in root.modules()]
+    modules = (module for root in roots for module in root.modules())
     replicas = (module for module in modules if isinstance(module, DistributedDataParallel))
     division = {
         "buckets": next(map(_account_of, replicas), {}),
         "sharded_dims": _sharded_dims(roots),
-        "parts": optimizers.parts(stepped) or next(filter(None, map(deepspeed_engine.parts, modules)), ()),
+        "parts": optimizers.parts(stepped),
         "adapted": next(filter(None, map(trained_elements, roots)), {}),
         "unified_bytes": optimizers.unified_bytes(stepped),
     }

@@ -55,7 +55,6 @@ class Setting:
     rank: int
     world_size: int
     peers: str
-    by_deepspeed: bool
     is_alone: bool = True
     meeting: str = ""
     code: CodeRules = ANY_CODE
@@ -76,7 +75,6 @@ def make_setting(job: Job, device: str, rank: int = 0, *, meeting: str = "", **m
         rank=rank,
         world_size=size,
         peers="none" if size == 1 else "present" if meeting else "absent",
-        by_deepspeed=bool(job.parallel.deepspeed),
         meeting=meeting,
         **more,
     )
@@ -131,8 +129,6 @@ def _environment(job: Job, setting: Setting) -> dict[str, str]:
         variables["CUDA_VISIBLE_DEVICES"] = ""
     if setting.meeting:
         variables["MASTER_ADDR"], _, variables["MASTER_PORT"] = setting.meeting.rpartition(":")
-    if job.parallel.deepspeed:
-        variables["DS_ACCELERATOR"] = kind
     if job.allocator.conf:
         variables |= dict.fromkeys(ALLOCATOR_CONFS, job.allocator.conf)
     return {**os.environ, **_QUIET, **variables}

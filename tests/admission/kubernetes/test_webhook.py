@@ -342,7 +342,7 @@ def test_a_job_cannot_make_the_webhook_read_elsewhere_in_the_cluster(
         "model: {hf_config: /etc/passwd}\ntrain: {sequence_length: 8}\ncluster: {gpu: T4-16GB}",
         "model: {hf_config: ./config.json}\ntrain: {sequence_length: 8}\ncluster: {gpu: T4-16GB}",
         "model: {hf_config: http://127.0.0.1:1/config.json}\ntrain: {sequence_length: 8}\ncluster: {gpu: T4-16GB}",
-        "parallel: {deepspeed: /etc/hostname}\nmodel: {decoder: {layers: 1}}\ncluster: {gpu: T4-16GB}",
+        "trainer: {arguments: /etc/hostname}\nmodel: {decoder: {layers: 1}}\ncluster: {gpu: T4-16GB}",
         "!!python/object/apply:os.system [id]",
         "/etc/passwd",
         "{",

@@ -34,6 +34,12 @@ GPUS = {
     "NVIDIA-L40S": "L40S-48GB",
     "H200": "H200-SXM-141GB",
 }
+ZERO = {
+    "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto", "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+}  # fmt: skip
+OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
+ADAMW = {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}}
 
 
 def said_and_printed(line: str, *more: str) -> tuple[list[str], str]:
@@ -109,9 +115,15 @@ def test_what_nobody_says_is_taken_as_most_people_train_and_said() -> None:
          {"sequence_length": 1024, "precision": "bf16_autocast", "recompute": {"every": 2}}),
         ("--gpus H100 --recompute selective --seq 1k", "train",
          {"sequence_length": 1024, "precision": "bf16_autocast", "recompute": "selective"}),
-        ("--gpus 2xH100 --zero 3", "parallel",
-         {"dp_replicate": 2, "deepspeed": {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3},
-                                           "zero_allow_untested_optimizer": True}}),
+        ("--gpus 2xH100 --zero 3 --batch 2 --accumulate 4 --recompute --offload", "trainer",
+         {"arguments": {
+             "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "gradient_checkpointing": True,
+             "bf16": True, "deepspeed": {**ZERO, "zero_optimization": {"stage": 3, **OFFLOAD}, "optimizer": ADAMW}}}),
+        ("--gpus 2xV100 --zero 1 --optimizer sgd", "trainer",
+         {"arguments": {"optim": "sgd", "fp16": True, "deepspeed": {**ZERO, "zero_optimization": {"stage": 1}}}}),
+        ("--gpus 2xH100 --zero 2 --precision fp32 --set trainer.arguments.deepspeed.optimizer.type=Adam", "trainer",
+         {"arguments": {"bf16": False, "deepspeed": {**ZERO, "zero_optimization": {"stage": 2},
+                                                     "optimizer": {**ADAMW, "type": "Adam"}}}}),
         ("--gpus H100 --qlora 'r=8, alpha=16, target=q_proj+v_proj'", "model",
          {"hf_config": "Qwen/Qwen3-0.6B", "parameter_dtype": "bfloat16",
           "adapter": {"kind": "qlora", "alpha": 16, "target_modules": ["q_proj", "v_proj"]}}),

@@ -73,15 +73,6 @@ def test_what_a_trace_depends_on_is_another_trace_and_another_plan(job: Job) -> 
     assert differing(ids(job), ids()) == {"trace", "plan"}
 
 
-def test_deepspeed_asks_for_the_memory_that_is_free_so_that_is_another_trace(tmp_path: Path) -> None:
-    stage = replace(JOB, parallel=replace(JOB.parallel, deepspeed={}))
-    half = replace(stage, cluster=on(gpu_fraction=0.5).cluster)
-    cache = TraceCache(tmp_path)
-
-    assert identity.trace_id_of(stage) != identity.trace_id_of(half)
-    assert cache._path(stage, 0, "") != cache._path(half, 0, "")
-
-
 def test_a_slice_is_judged_by_the_trace_of_the_whole_gpu() -> None:
     part = on(gpu=Gpu(name="A100-SXM-80GB:1g.10gb", total_bytes=10 * GIB, arch="sm_80"))
 

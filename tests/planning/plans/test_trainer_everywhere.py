@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from config_files import ZERO_2
 from program_runs import forked_ranks, run_planner
 from trainer_jobs import FLAGS, job_of, spec_of
 
@@ -90,6 +91,19 @@ def test_a_search_varies_what_its_files_say_in_their_words(tmp_path: Path) -> No
     ]
 
 
+def test_a_search_varies_the_stage_of_zero(tmp_path: Path) -> None:
+    job = job_of(tmp_path, 2, arguments={**FLAGS, "deepspeed": ZERO_2})
+
+    space = SearchRequest(
+        job=job, axes=("zero=1,3", "micro_batch_size=2", "recompute=none", "allocator=default")
+    ).space()
+    varied = [space.candidate(number).job.trainer for number in range(space.size)]  # type: ignore[union-attr]
+
+    assert [each and each.arguments["deepspeed"] for each in varied] == [
+        {**ZERO_2, "zero_optimization": {**ZERO_2["zero_optimization"], "stage": stage}} for stage in (1, 3)
+    ]
+
+
 @pytest.mark.soak
 def test_every_point_of_a_sweep_is_the_plan_of_that_job(tmp_path: Path) -> None:
     job = job_of(tmp_path, arguments=FLAGS)
@@ -114,7 +128,7 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not(tmp_path: Path) -> N
     assert (found.value, found.beyond is not None and found.beyond.fits) == (192, False)
 
 
-@pytest.mark.parametrize("axis", ["tp=1,2", "optimizer=SGD", "recompute=selective", "dp_shard=1..8", "zero=1,2"])
+@pytest.mark.parametrize("axis", ["tp=1,2", "optimizer=SGD", "recompute=selective", "dp_shard=1..8"])
 def test_what_its_files_decide_in_other_words_is_refused_with_what_to_vary(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], axis: str
 ) -> None:

@@ -56,7 +56,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         {"model": {"hf_config": "meta-llama/Llama-3.1-8B"}},
         {"model": {"hf_config": "file:///etc/passwd"}},
         {"model": {"factory": "shop:model", "factory_path": "http://169.254.169.254/code"}},
-        {"parallel": {"deepspeed": "https://169.254.169.254/ds.json"}},
+        {"trainer": {"arguments": {"deepspeed": "https://169.254.169.254/ds.json"}}},
         {"metadata": {"name": "http://169.254.169.254/"}},
     ],
 )

@@ -65,11 +65,11 @@ def for_real(job: Any, rank: int) -> dict[str, Any]:
     meets = torch.distributed.is_initialized()
     with _nothing_refused(), ExitStack() as stack:
         setting = make_setting(job, "cpu", rank, meeting="here" if meets else "")
-        if setting.peers == "absent" or (setting.peers == "none" and setting.by_deepspeed):
+        if setting.peers == "absent":
             stack.enter_context(absent_peers.join(rank, setting.world_size))
         stack.enter_context(absent_peers.take_every_step())
         variables = {"RANK": str(rank), "WORLD_SIZE": str(setting.world_size), "LOCAL_RANK": "0"}
-        stack.enter_context(mock.patch.dict(os.environ, {**variables, "DS_ACCELERATOR": "cpu"}))
+        stack.enter_context(mock.patch.dict(os.environ, variables))
         runs: list[_Run] = []
 
         def once() -> dict[int, Any]:
@@ -106,7 +106,7 @@ def _run_once(job: Any, setting: Any) -> _Run:
     gc.collect()
     arguments = ["planner.programs.train", json.dumps(bundle(job)), "--device", "cpu"]
     with mock.patch.object(sys, "argv", arguments), recorder.profile():
-        with recorded(recorder, "cpu", by_deepspeed=setting.by_deepspeed):
+        with recorded(recorder, "cpu"):
             left = runpy.run_module(arguments[0], run_name="__main__")
         gc.collect()
     ddp = _account_of(left["trained"].model)

@@ -25,7 +25,7 @@ def measure(spec: str) -> dict[str, Any]:
     recorder, device = HostRecorder(), torch.device("cpu")
     gc.collect()
     with recorder.profile():
-        with recorded(recorder, "cpu", by_deepspeed=False):
+        with recorded(recorder, "cpu"):
             outcome = step.run(load_yaml(spec), device)
         gc.collect()
     del outcome

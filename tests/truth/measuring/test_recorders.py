@@ -67,7 +67,7 @@ def train(model: nn.Module, iterations: int = 1) -> None:
 
 def heard_of(model: nn.Module, iterations: int = 1) -> Notes:
     notes = Notes()
-    with recorded(notes, "cpu", by_deepspeed=False):
+    with recorded(notes, "cpu"):
         train(model, iterations)
     return notes
 
@@ -111,7 +111,7 @@ def test_nothing_is_heard_of_what_is_trained_afterwards() -> None:
 @pytest.mark.usefixtures("group_of_one")
 def test_buckets_and_communication_of_replicas_are_named() -> None:
     notes = Notes()
-    with recorded(notes, "cpu", by_deepspeed=False):
+    with recorded(notes, "cpu"):
         train(DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))), iterations=2)
 
     assert notes.regions[:2] == [("communication", "init_sync"), ("bucket", "ddp")]
@@ -123,7 +123,7 @@ def test_what_a_hook_of_replicas_takes_is_communication() -> None:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
     notes = Notes()
-    with recorded(notes, "cpu", by_deepspeed=False):
+    with recorded(notes, "cpu"):
         model: Any = DistributedDataParallel(nn.Linear(4, 4))
         model.register_comm_hook(None, fp16_compress_hook)
         train(model)

@@ -9,15 +9,18 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakSet
 
-import torch
-
 from planner import upstream
 from planner.paper.host_memory import UntouchedHost
 from planner.paper.recorder import Recorder
-from planner.roles.deepspeed import ENGINE, watch_engines
+from planner.roles.deepspeed import ENGINE, ZERO, watch_engines
 from planner.roles.recording import surrounded
-from planner.training.wraps import deepspeed_engine
-from planner.training.wraps.deepspeed_engine import ZERO
+from planner.upstream import checking
+
+_COMPARISONS = tuple(
+    f"{ZERO}.{module}:assert_ints_same_as_other_ranks"
+    for module in ("partition_parameters", "partitioned_param_coordinator", "stage3")
+)
+"""Where ranks ask whether they go the same way; absent peers agree."""
 
 
 @contextmanager
@@ -50,14 +53,15 @@ def watched(recorder: Recorder, pynvml: ModuleType, begin_step: Callable[[], Non
     }
     # Of this run: the module keeps what it has found at its first import.
     replaced = {"deepspeed.accelerator.cuda_accelerator:pynvml": pynvml}
+    checking.enforce("deepspeed")
     with (
-        deepspeed_engine.peers_agree(),
+        upstream.patch_targets("deepspeed peers", replaced=dict.fromkeys(_COMPARISONS, lambda _numbers: None)),
         watch_engines(recorder),
         upstream.patch_targets("program's deepspeed", wrapped=wrapped, replaced=replaced),
     ):
         yield
         for engine in list(engines):
-            deepspeed_engine.release(engine, torch.device("cuda"))
+            engine.destroy()
 
 
 def _on_untouched_host(method: Callable[..., Any]) -> Callable[..., Any]:
