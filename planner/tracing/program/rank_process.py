@@ -23,6 +23,7 @@ from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.messages import PROBLEM, Answer, AnswerWriter, Task
 from planner.runtime.running import Heard
+from planner.runtime.terminal import take_terminal, terminal_variables
 from planner.runtime.user_cache import kept_folders
 from planner.runtime.walled_program import WalledProgram
 from planner.tracing import rank_trace
@@ -84,7 +85,7 @@ def run_rank(
     Raises CrashedError for an error of the program, ProgramError for one that exceeds its limits, ends its process or
     neither trains nor infers, TraceError for what the paper GPU cannot do, WallsError where there are no walls.
     """
-    here = os.environ if walled is None else {}
+    here = {**terminal_variables(), **os.environ} if walled is None else {}
     environment = {**_OFFLINE, **here, **order.line.environment, **rank_variables(order.line, order.rank)}
     arch = order.target or order.gpu.arch
     on_paper = cuda_on_paper.PaperGpu(order.gpu.product, arch, order.gpu.total_bytes, order.line.gpus)
@@ -195,6 +196,7 @@ def answer_launched(order: ProgramOrder, answer: AnswerWriter) -> None:
 
 def _answer(order: ProgramOrder, answer: AnswerWriter, *, may_become: bool) -> None:
     os.chdir(order.line.folder or ".")
+    take_terminal()
     os.putenv("CUDA_VISIBLE_DEVICES", "")  # GPUs of this machine; what the program reads of it is its own
     from planner.tracing.program.on_paper import Endings, run_program
 
