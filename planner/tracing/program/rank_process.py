@@ -28,6 +28,7 @@ from planner.runtime.user_cache import kept_folders
 from planner.runtime.walled_program import WalledProgram
 from planner.tracing import rank_trace
 from planner.tracing.program import rank_orders
+from planner.tracing.program.absent_files import say_local
 from planner.tracing.program.program_errors import MOST_CHARACTERS, MOST_LINES, describe_crash, is_our_fault
 from planner.tracing.program.rank_orders import ABOUT, CRASH, TRACE, ProgramOrder, RankRun, malformed_error
 from planner.units import GIB, show_bytes
@@ -59,6 +60,7 @@ _REMEDIES = {
     "undefined symbol": _UNLOADED,
     "No module named": _LACKING,
     "cannot import name": _LACKING,
+    "gives a program no network": "get what it wants before, where planner runs, and tell it of the local copy",
     "nvrtc: error: invalid value for --gpu-architecture": "this torch cannot compile kernels for this GPU, and could "
     "not on a real one: --torch with the release that the job has (2.7 for a V100), or another --gpu",
 }
@@ -252,6 +254,7 @@ def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:
             remedy=f"--gpus {int(lacking[1]) + 1} (or as many as a node has), or another device in the program",
             place=crash.place or order.line.program,
         )
+    absent = shorten(crash.absent, MOST_CHARACTERS)
     if crash.no_room and order.writes:
         remedy = "make room where it writes, or leave out --allow-writes"
     elif crash.no_room:
@@ -260,13 +263,18 @@ def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:
         remedy = "--allow-writes, if another rank has written it: what each writes is there for itself alone"
     elif crash.sought:
         remedy = f"--with the one that the job has, of {', '.join(crash.sought)}: the program looked for it here"
+    elif absent:
+        remedy = say_local(absent, order.line.program)
     else:
         remedy = next(
             (remedy for words, remedy in _REMEDIES.items() if words in crash.said),
             "its traceback stands above; if it runs on a GPU, planner lacks something: report the traceback",
         )
+    said = shorten(crash.said, MOST_CHARACTERS)
+    if absent not in said:
+        said = f"{absent} is not here: {said}"
     return CrashedError(
-        f"the program ended with an error of its own on rank {order.rank}: {shorten(crash.said, MOST_CHARACTERS)}",
+        f"the program ended with an error of its own on rank {order.rank}: {said}",
         shorten(crash.text, _MOST_TRACEBACK),
         allowed="a program that trains or infers when it is started by this command",
         remedy=remedy,
