@@ -18,8 +18,13 @@ _TOLD = {
 """By what stands in the name of a tool's program: Axolotl 0.18, LLaMA-Factory 0.9.6, TRL 0.19, ms-swift 4.6,
 torchtune 0.7."""
 
-_NO_WEIGHTS = re.compile(r"no file named ([^\s,]+).* found in directory (\S+?)\.?$")
-"""As transformers 5.23 says it (modeling_utils.py)."""
+_SAID = re.compile(
+    r"no file (?:named|with name:) ([^\s,]+).* found in (?:directory )?(\S+?)\.?$"
+    r"|^File (\S+) not found|^(\S+) is not a valid directory",
+    re.IGNORECASE,
+)
+"""As transformers 5.23 (modeling_utils.py), torchtune 0.7 (training/checkpointing/_utils.py) and LLaMA-Factory 0.9.6
+(data/loader.py) say it."""
 
 
 def find_absent(error: BaseException) -> str:
@@ -36,8 +41,8 @@ def find_absent(error: BaseException) -> str:
                     return f"{_OF_HUB}{'datasets/' if is_data else ''}{repository}{file}"
         if isinstance(each, FileNotFoundError) and each.filename and str(each.filename) in str(error):
             return str(each.filename)
-        if (lacking := _NO_WEIGHTS.search(str(each))) is not None:
-            return f"{lacking[2]}/{lacking[1]}"
+        if (lacking := _SAID.search(str(each))) is not None:
+            return f"{lacking[2]}/{lacking[1]}" if lacking[2] else lacking[3] or lacking[4]
     return ""
 
 

@@ -8,7 +8,7 @@ import pytest
 from program_runs import Program, Run
 
 from planner.errors import ProgramError
-from planner.tracing.program.absent_files import say_local
+from planner.tracing.program.absent_files import find_absent, say_local
 
 OF_HUB = "`hf download` it before, where planner runs: a program has no network; or tell it of a local copy"
 
@@ -61,6 +61,19 @@ def test_it_is_named(
 
     assert absent in caught.value.problem
     assert caught.value.remedy.startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("said", "absent"),
+    [
+        ("No file with name: model.safetensors found in /data/llama.", "/data/llama/model.safetensors"),
+        ("/data/llama is not a valid directory.", "/data/llama"),
+        ("File data/alpaca.json not found.", "data/alpaca.json"),
+        ("ninja not found", ""),
+    ],
+)
+def test_so_is_what_tools_say_in_their_own_words(said: str, absent: str) -> None:
+    assert find_absent(ValueError(said)) == absent
 
 
 @pytest.mark.parametrize(
