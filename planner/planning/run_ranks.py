@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from planner.errors import ProgramError
+from planner.events import Alloc
 from planner.hardware import catalog
 from planner.job.named_gpus import refuse_ranks_on_slice
 from planner.job.overhead import outside
@@ -22,7 +24,8 @@ HeardOfRank = Callable[[int, bytes], None]
 
 def run_ranks(work: ProgramInputs, progress: Progress, heard: HeardOfRank) -> tuple[ProgramInputs, list[RankRun]]:
     """One after the other: each may take all the memory that a program is allowed. What the first one does says which
-    others are run, and of how many: a program may start its ranks itself."""
+    others are run, and of how many: a program may start its ranks itself. Raises ProgramError if none of them held
+    anything on a GPU."""
     runs: list[RankRun] = []
 
     def run(rank: int) -> None:
@@ -52,6 +55,13 @@ def run_ranks(work: ProgramInputs, progress: Progress, heard: HeardOfRank) -> tu
         refuse_ranks_on_slice(work.gpu.name, work.line.world_size, "--gpu")
     for rank in more_ranks(work.ranks, work.line.world_size, runs[0]):
         run(rank)
+    if not any(isinstance(event, Alloc) for run in runs for event in run.trace.events):
+        raise ProgramError(
+            f"the program held nothing on a GPU, so there is no verdict on it ({runs[0].ending})",
+            allowed="a program that puts tensors on a GPU",
+            remedy="tell it to use the GPU (--device cuda, or as it names that), and not to train on the host",
+            place=work.line.program,
+        )
     return work, runs
 
 

@@ -28,6 +28,7 @@ from planner.errors import PlannerError, ProgramError
 from planner.job.launching.line import Launcher, accelerate_variables, extra_arguments
 from planner.paper import values
 from planner.paper.device import Paper
+from planner.runtime.own_code import take_for_own
 from planner.timing.step_time import price_for_clock
 from planner.tracing.batch_sizes import Shapes
 from planner.tracing.pipeline_folding import PipelineFolding
@@ -77,6 +78,7 @@ _INFERS = (
     "No backward and no step of an optimizer was seen: it is planned as a program that infers, each forward of a module"
     " that it calls itself as an iteration."
 )
+_SPEAKS_OF_TRAINING = "Its own files speak of training, which it did not come to."
 _COLLECTED_OFTEN = (
     f"Cyclic garbage is collected before every forward: what is young, and every {WHOLE_EVERY}th time all of it."
 )
@@ -241,10 +243,13 @@ class ProgramRun:
             self._report(f"ended when it read the statistics of its memory after {after}, as asked for", None)
 
     def _look_at_forwards(self) -> None:
-        """Nothing was trained so far, and no optimizer made: perhaps nothing ever is."""
+        """Nothing was trained so far, and no optimizer made: perhaps nothing ever is. What runs on the host alone does
+        not say so."""
         self.steps_at.skip()
         forwards = self.watcher.moments.forwards
         if forwards < FORWARDS or self._speaks_of_training:
+            return
+        if not (self.memory.highest()[0] or self._stopping.is_late()):  # statistics of a data set, or a check
             return
         if self._stopping.has_inferred_enough(forwards, self._highest_of_forwards, waits=self.ahead.waits):
             self._report_forwards(self._stopping.reason)
@@ -320,6 +325,7 @@ class ProgramRun:
             (_BY_HAND, self.watcher.steps_by_hand),
             (collected if gc.isenabled() else _NOT_COLLECTED, True),
             (_INFERS, moments.infers),
+            (_SPEAKS_OF_TRAINING, moments.infers and self._speaks_of_training),
         ):
             if is_true:
                 self.assumptions.add(About.HOST, sentence)
@@ -401,6 +407,9 @@ def run_program(order: ProgramOrder, endings: Endings) -> None:
         gc.set_threshold(0)  # never by itself; whether it is enabled is the program's own affair
         if order.line.launcher is Launcher.ACCELERATE:
             os.environ.update(accelerate_variables(order.line))
+        _take_python_path()
+        if not order.line.is_module and (module := program_files.find_module(order.line, Path.cwd())) is not None:
+            take_for_own(program_files.package_around(module))
         changed = run.change_loops()
         if changed:
             stack.enter_context(counting(run.steps_at, changed))
@@ -491,7 +500,6 @@ def _run_main(order: ProgramOrder, changed: Mapping[Path, ast.Module], steps: St
     """As `python` would: the program is `__main__`, its folder (of a module: this one) first in the path. What its
     module has at the end."""
     line = order.line
-    _take_python_path()
     arguments = [*extra_arguments(line, order.rank), *line.arguments]
     sys.argv = [line.program, *arguments]
     if line.is_module:

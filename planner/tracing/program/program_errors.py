@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 
 from planner.errors import shorten
+from planner.tracing.program.absent_files import find_absent
 from planner.tracing.program.packages import stand_ins
 from planner.tracing.program.packages.package_table import program_line
 from planner.tracing.program.rank_orders import Crash
@@ -26,6 +27,7 @@ def describe_crash(error: BaseException) -> Crash:
         said=shorten(last, MOST_CHARACTERS),
         place=program_line(error),
         sought=tuple(stand_ins.SOUGHT) if isinstance(error, ImportError) else (),
+        absent=find_absent(error),
         no_room=isinstance(error, OSError) and error.errno == errno.ENOSPC,
         text=_own_traceback(error),
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import os
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
+from itertools import takewhile
 from pathlib import Path
 
 from planner.job.launching.line import LaunchLine
@@ -32,14 +33,18 @@ class Import:
 def own_files(
     line: LaunchLine, here: Path | None = None, most: int = _MOST_FILES, *, surely: bool = False
 ) -> dict[Path, ast.Module]:
-    """The program and the files beside it, or in the folder where it starts (`here`; default: this one), that it
-    imports from, by their paths: those that are nearest by imports, if there are more than `most`; with `surely` those
-    alone that it imports whenever it starts."""
+    """The program and the files beside it, in the folder where it starts (`here`; default: this one), or in the package
+    that it is of, that it imports from, by their paths: those that are nearest by imports, if there are more than
+    `most`; with `surely` those alone that it imports whenever it starts."""
     here = here or Path.cwd()
-    first = _file_of_module(line.program) if line.is_module else here / line.program
+    waiting = [] if line.is_module else [here / line.program]
+    folders = {path.parent: "" for path in waiting} | {here: ""}
+    """Each with the one package in it that is the program's own; empty: all of them."""
+    if (inside := find_module(line, here)) is not None:
+        waiting.append(inside)
+    for package in map(package_around, waiting):
+        folders.setdefault(package.parent, package.stem)
     files: dict[Path, ast.Module] = {}
-    waiting = [] if first is None else [first]
-    folders = [here] if first is None or line.is_module else [first.parent, here]
     while waiting and len(files) < most:
         path = waiting.pop(0)
         if path in files:
@@ -55,7 +60,12 @@ def own_files(
             if level := len(wanted.module) - len(wanted.module.lstrip(".")):
                 waiting += _imported_files(path.parents[level - 1], wanted)
             else:
-                waiting += (file for folder in folders for file in _imported_files(folder, wanted))
+                waiting += (
+                    file
+                    for folder, package in folders.items()
+                    if package in ("", wanted.module.partition(".")[0])
+                    for file in _imported_files(folder, wanted)
+                )
     return files
 
 
@@ -91,14 +101,36 @@ def _imported_files(folder: Path, wanted: Import) -> Iterator[Path]:
                 yield path
 
 
-def _file_of_module(name: str) -> Path | None:
-    try:
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.submodule_search_locations is not None:
-            spec = importlib.util.find_spec(f"{name}.__main__")
-    except (ImportError, ValueError):
+def find_module(line: LaunchLine, here: Path) -> Path | None:
+    """The file of the module that is run, by `-m` or by a command that was installed with a package; nothing of it is
+    imported."""
+    name = line.program if line.is_module else _module_of_command(line.program)
+    if not name:
         return None
-    return None if spec is None or spec.origin is None or not os.path.isfile(spec.origin) else Path(spec.origin)
+    first, *inner = name.split(".")
+    try:
+        spec = importlib.util.find_spec(first)
+    except (ImportError, ValueError):
+        spec = None
+    places = [here / first]
+    if spec is not None:
+        places += map(Path, spec.submodule_search_locations or [(spec.origin or "").removesuffix(".py")])
+    for stem in (place.joinpath(*inner) for place in places):
+        for path in (stem.with_name(f"{stem.name}.py"), stem / "__main__.py", stem / "__init__.py"):
+            if path.is_file():
+                return path
+    return None
+
+
+def _module_of_command(program: str) -> str:
+    """Of a console script the module of its entry point; empty for any other program."""
+    found = () if program.endswith(".py") else entry_points(group="console_scripts", name=Path(program).name)
+    return next((entry.module for entry in found), "")
+
+
+def package_around(file: Path) -> Path:
+    """The outermost package that a file is of; of none, the file."""
+    return [file, *takewhile(lambda folder: (folder / "__init__.py").is_file(), file.parents)][-1]
 
 
 Loop = ast.For | ast.While

@@ -106,6 +106,8 @@ class Crash:
     place: str = ""
     sought: tuple[str, ...] = ()
     """Packages that it looked for in vain."""
+    absent: str = ""
+    """The repository or file that it looked for in vain."""
     no_room: bool = False
     """Whether what it wrote found no room."""
 

@@ -23,10 +23,12 @@ from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.messages import PROBLEM, Answer, AnswerWriter, Task
 from planner.runtime.running import Heard
+from planner.runtime.terminal import take_terminal, terminal_variables
 from planner.runtime.user_cache import kept_folders
 from planner.runtime.walled_program import WalledProgram
 from planner.tracing import rank_trace
 from planner.tracing.program import rank_orders
+from planner.tracing.program.absent_files import say_local
 from planner.tracing.program.program_errors import MOST_CHARACTERS, MOST_LINES, describe_crash, is_our_fault
 from planner.tracing.program.rank_orders import ABOUT, CRASH, TRACE, ProgramOrder, RankRun, malformed_error
 from planner.units import GIB, show_bytes
@@ -58,6 +60,7 @@ _REMEDIES = {
     "undefined symbol": _UNLOADED,
     "No module named": _LACKING,
     "cannot import name": _LACKING,
+    "gives a program no network": "get what it wants before, where planner runs, and tell it of the local copy",
     "nvrtc: error: invalid value for --gpu-architecture": "this torch cannot compile kernels for this GPU, and could "
     "not on a real one: --torch with the release that the job has (2.7 for a V100), or another --gpu",
 }
@@ -84,7 +87,7 @@ def run_rank(
     Raises CrashedError for an error of the program, ProgramError for one that exceeds its limits, ends its process or
     neither trains nor infers, TraceError for what the paper GPU cannot do, WallsError where there are no walls.
     """
-    here = os.environ if walled is None else {}
+    here = {**terminal_variables(), **os.environ} if walled is None else {}
     environment = {**_OFFLINE, **here, **order.line.environment, **rank_variables(order.line, order.rank)}
     arch = order.target or order.gpu.arch
     on_paper = cuda_on_paper.PaperGpu(order.gpu.product, arch, order.gpu.total_bytes, order.line.gpus)
@@ -195,6 +198,7 @@ def answer_launched(order: ProgramOrder, answer: AnswerWriter) -> None:
 
 def _answer(order: ProgramOrder, answer: AnswerWriter, *, may_become: bool) -> None:
     os.chdir(order.line.folder or ".")
+    take_terminal()
     os.putenv("CUDA_VISIBLE_DEVICES", "")  # GPUs of this machine; what the program reads of it is its own
     from planner.tracing.program.on_paper import Endings, run_program
 
@@ -250,6 +254,7 @@ def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:
             remedy=f"--gpus {int(lacking[1]) + 1} (or as many as a node has), or another device in the program",
             place=crash.place or order.line.program,
         )
+    absent = shorten(crash.absent, MOST_CHARACTERS)
     if crash.no_room and order.writes:
         remedy = "make room where it writes, or leave out --allow-writes"
     elif crash.no_room:
@@ -258,13 +263,18 @@ def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:
         remedy = "--allow-writes, if another rank has written it: what each writes is there for itself alone"
     elif crash.sought:
         remedy = f"--with the one that the job has, of {', '.join(crash.sought)}: the program looked for it here"
+    elif absent:
+        remedy = say_local(absent, order.line.program)
     else:
         remedy = next(
             (remedy for words, remedy in _REMEDIES.items() if words in crash.said),
             "its traceback stands above; if it runs on a GPU, planner lacks something: report the traceback",
         )
+    said = shorten(crash.said, MOST_CHARACTERS)
+    if absent not in said:
+        said = f"{absent} is not here: {said}"
     return CrashedError(
-        f"the program ended with an error of its own on rank {order.rank}: {shorten(crash.said, MOST_CHARACTERS)}",
+        f"the program ended with an error of its own on rank {order.rank}: {said}",
         shorten(crash.text, _MOST_TRACEBACK),
         allowed="a program that trains or infers when it is started by this command",
         remedy=remedy,

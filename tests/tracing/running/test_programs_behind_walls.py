@@ -94,7 +94,7 @@ def test_a_fault_that_it_causes_in_planner_is_its_own(tmp_path: Path) -> None:
 
 CUSTOMIZES = """
 import builtins, os
-builtins.task = os.pread(0, 1, 0)
+builtins.task = os.read(0, 1)
 """
 """What Python runs before any program: it looks for the task on standard input."""
 
@@ -107,6 +107,13 @@ def test_what_python_runs_before_a_program_comes_after_the_task_was_taken(tmp_pa
     found = run_behind_walls(tmp_path, "env", f"PYTHONPATH={path.format(folder=tmp_path)}", "python", "train.py")
 
     assert found.iterations == 3
+
+
+def test_its_terminal_has_80_columns(tmp_path: Path) -> None:
+    asks = "import os\nassert os.popen('stty size').read().split() == ['24', '80']\n"
+    (tmp_path / "train.py").write_text(asks + TRAINS)
+
+    assert run_behind_walls(tmp_path, "python", "train.py").iterations == 3
 
 
 def test_a_launcher_that_it_starts_is_to_be_given_itself(tmp_path: Path) -> None:
