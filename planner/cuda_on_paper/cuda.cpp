@@ -52,7 +52,6 @@ API CUresult cuModuleLoadDataEx(CUmodule* m, const void*, unsigned, CUjit_option
 }
 API CUresult cuModuleLoad(CUmodule* m, const char*) { return cuModuleLoadData(m, nullptr); }
 ENTRY(cuModuleGetFunction, (CUfunction* f, CUmodule, const char* name), *f = (CUfunction)strdup(name))
-API CUresult cuModuleGetGlobal_v2(CUdeviceptr*, size_t*, CUmodule, const char*) { return CUDA_ERROR_NOT_FOUND; }
 ENTRY(cuFuncGetAttribute, (int* v, CUfunction_attribute a, CUfunction),
       *v = a == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : a == CU_FUNC_ATTRIBUTE_NUM_REGS ? 32 : 0)
 API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* n, CUfunction f, int threads, size_t shared) {
@@ -74,6 +73,16 @@ ENTRY(cuLaunchKernelEx, (const CUlaunchConfig* c, CUfunction, void**, void**), p
 ENTRY(cuLaunchKernel,
       (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream s, void**, void**),
       paper_launched((void*)s))
+ENTRY(cuLaunchCooperativeKernel,
+      (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream s, void**),
+      paper_launched((void*)s))
+ENTRY(cuLaunchHostFunc, (CUstream, CUhostFn f, void* data), f(data))
+// Only kernels look into it.
+ENTRY(cuTensorMapEncodeTiled,
+      (CUtensorMap * map, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
+       const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+       CUtensorMapFloatOOBfill),
+      memset(map, 0, sizeof *map))
 API CUresult cuPointerGetAttribute(void* v, CUpointer_attribute a, CUdeviceptr p) {
   cudaPointerAttributes t;
   cudaPointerGetAttributes(&t, (void*)p);

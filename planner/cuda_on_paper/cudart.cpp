@@ -14,6 +14,7 @@
 #include <cstring>
 #include <mutex>
 #include <sstream>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -52,6 +53,17 @@ API void paper_works_in(const char* library, void* memory) {
 API int paper_unknown(const char* name, int error) {
   if (auto* l = paper_listener()) l->unknown(name);
   return error;
+}
+static std::string refused;  // the last function that was, and of what
+API long paper_refuse(const char* function, const char* library, long error) {
+  Guard g(lock);
+  refused = std::string(function) + " of " + library;
+  return error;
+}
+API const char* paper_refused_function() {
+  static thread_local std::string text;
+  Guard g(lock);
+  return (text = refused).c_str();
 }
 static thread_local void* library_stream = nullptr;
 API void paper_library_stream(void* stream) { library_stream = stream; }
@@ -214,6 +226,7 @@ static void* handle_of(cudaStream_t s) {
   return s == cudaStreamLegacy || s == cudaStreamPerThread ? nullptr : (void*)s;
 }
 static std::vector<bool> ended(1);  // captures, by their numbers from 1 on: the handles of their graphs
+static thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 static bool is_going_on(uint64_t capture) {
   Guard g(lock);
   return capture && !ended[capture];
@@ -296,6 +309,7 @@ API cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t s, cudaStreamCaptureSta
   if (graph) *graph = (cudaGraph_t)captured;
   return cudaStreamIsCapturing(s, status);
 }
+ENTRY(cudaThreadExchangeStreamCaptureMode, (cudaStreamCaptureMode * mode), std::swap(*mode, capture_mode))
 // Torch warns of a graph without any; compiled kernels are not launched here.
 ENTRY(cudaGraphGetNodes, (cudaGraph_t, cudaGraphNode_t*, size_t* count), *count = 1)
 ENTRY(cudaGraphInstantiateWithFlags, (cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long),
@@ -304,16 +318,6 @@ ENTRY(cudaGraphInstantiate, (cudaGraphExec_t* exec, cudaGraph_t graph, unsigned 
       *exec = (cudaGraphExec_t)graph)
 ENTRY(cudaGraphLaunch, (cudaGraphExec_t exec, cudaStream_t),
       if (auto* l = paper_listener()) l->replayed((int64_t)exec))
-// Parts of a graph that the GPU chooses between.
-API cudaError_t cudaStreamBeginCaptureToGraph(cudaStream_t, cudaGraph_t, const cudaGraphNode_t*,
-                                              const cudaGraphEdgeData*, size_t, cudaStreamCaptureMode) {
-  return fail(cudaErrorNotSupported);
-}
-
-API cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t*, void*) {
-  return fail(cudaErrorNotSupported);
-}  // no other process sees these addresses
-API cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t*, cudaEvent_t) { return fail(cudaErrorNotSupported); }
 
 // ---------------------------------------------------------------- kernels: never run
 // A handle of a kernel is the address of its host function.
@@ -341,6 +345,7 @@ API unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, v
   return 0;
 }
 API cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, void* stream) {
+  if (configurations.empty()) return fail(cudaErrorMissingConfiguration);
   auto c = configurations.back();
   configurations.pop_back();
   *grid = c.grid;
@@ -356,6 +361,12 @@ LAUNCH(__cudaLaunchKernel, cudaKernel_t)
 LAUNCH(cudaLaunchKernel, const void*)
 LAUNCH(cudaLaunchCooperativeKernel, const void*)
 ENTRY(cudaLaunchKernelExC, (const cudaLaunchConfig_t* c, const void*, void**), paper_launched(handle_of(c->stream)))
+#if CUDART_VERSION >= 12080
+ENTRY(cudaLibraryLoadData,
+      (cudaLibrary_t * l, const void*, cudaJitOption*, void**, unsigned, cudaLibraryOption*, void**, unsigned),
+      *l = (cudaLibrary_t) "library")
+ENTRY(cudaLibraryGetKernel, (cudaKernel_t * k, cudaLibrary_t, const char* name), *k = (cudaKernel_t)strdup(name))
+#endif
 API cudaError_t cudaGetSymbolAddress(void** p, const void* host) {
   Guard g(lock);
   *p = variables[host];

@@ -24,7 +24,7 @@ using Guard = std::lock_guard<std::mutex>;
 static size_t round_up(size_t bytes) { return (bytes + GRANULE - 1) / GRANULE * GRANULE; }
 
 static std::map<char*, size_t> holes;  // free addresses
-static std::vector<size_t> used(64);
+static std::map<int, size_t> used;  // of each GPU
 struct Block {
   size_t bytes;
   int device;

@@ -156,16 +156,7 @@ API cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t d) {
 ENTRY(cudnnBackendExecute, (cudnnHandle_t h, cudnnBackendDescriptor_t, cudnnBackendDescriptor_t),
       paper_launched((void*)((Handle*)h)->stream))
 
-// ---------------------------------------------------------------- the older API: its sizes take a handle and have no
-// deviceless way
-#define UNKNOWN(NAME, ...) \
-  API cudnnStatus_t NAME(__VA_ARGS__) { return (cudnnStatus_t)paper_unknown(#NAME, CUDNN_STATUS_NOT_SUPPORTED); }
-UNKNOWN(cudnnGetCTCLossWorkspaceSize, cudnnHandle_t, cudnnTensorDescriptor_t, cudnnTensorDescriptor_t, const int*,
-        const int*, const int*, cudnnCTCLossAlgo_t, cudnnCTCLossDescriptor_t, size_t*)
-UNKNOWN(cudnnGetCTCLossWorkspaceSize_v8, cudnnHandle_t, cudnnCTCLossAlgo_t, cudnnCTCLossDescriptor_t,
-        cudnnTensorDescriptor_t, cudnnTensorDescriptor_t, size_t*)
-UNKNOWN(cudnnGetConvolutionForwardWorkspaceSize, cudnnHandle_t, cudnnTensorDescriptor_t, cudnnFilterDescriptor_t,
-        cudnnConvolutionDescriptor_t, cudnnTensorDescriptor_t, cudnnConvolutionFwdAlgo_t, size_t*)
+// ---------------------------------------------------------------- sizes of the older API, which take a handle
 static cudnnStatus_t not_counted(const char* what, size_t* bytes) {
   *bytes = 0;
   return (cudnnStatus_t)paper_unknown(what, CUDNN_STATUS_SUCCESS);

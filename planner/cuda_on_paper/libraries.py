@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from planner.cuda_on_paper import unwritten
+from planner.cuda_on_paper.unwritten import DRIVER, MANAGEMENT, RUNTIME
 from planner.distribution import install_command
 from planner.errors import TraceError
 from planner.runtime.user_cache import user_cache
@@ -33,37 +35,20 @@ _PREFIXES = {
     "curand": "libcurand", "nccl": "libnccl", "nvshmem": "libnvshmem_host", "__cuda": "libcudart", "cuda": "libcudart",
 }  # fmt: skip
 """By how a function begins, the library that it belongs to where torch asks for no version of the symbol."""
-_DRIVER, _RUNTIME, _MANAGEMENT = "libcuda", "libcudart", "libnvidia-ml"
-_OPENED = {_DRIVER: "libcuda.so.1", _MANAGEMENT: "libnvidia-ml.so.1"}
+_OPENED = {DRIVER: "libcuda.so.1", MANAGEMENT: "libnvidia-ml.so.1"}
 """Libraries that torch opens by name."""
 _STEMS = {*_PREFIXES.values(), *_OPENED}
 _UNVERSIONED = {*_OPENED, "libnccl", "libcufile", "libnvshmem_host"}
 _WRITTEN = {
-    _RUNTIME: "cudart.cpp cudart_memory.cpp", _DRIVER: "cuda.cpp", "libcublas": "cublas.cpp",
-    "libcublasLt": "cublas.cpp", "libcudnn": "cudnn.cpp cudnn_rnn.cpp", "libnccl": "nccl.cpp", _MANAGEMENT: "nvml.cpp",
+    RUNTIME: "cudart.cpp cudart_memory.cpp", DRIVER: "cuda.cpp", "libcublas": "cublas.cpp",
+    "libcublasLt": "cublas.cpp", "libcudnn": "cudnn.cpp cudnn_rnn.cpp", "libnccl": "nccl.cpp", MANAGEMENT: "nvml.cpp",
 }  # fmt: skip
-_FORWARDED = re.compile(
-    r"cudnn((Create|Destroy)\w+Descriptor|(Set|Get)\w*Descriptor\w*|GetVersion|GetErrorString|GetLastErrorString"
-    r"|GetCudartVersion|GetProperty|SetConvolution\w+|Backend(?!Execute)\w+)$"
-)
-"""Functions of cuDNN that only handle descriptions: the real library answers them without a GPU."""
-_UNKNOWN = re.compile(
-    r"(cusolver\w*_bufferSize|cusparse\w*(_bufferSize\w*|GetSize|GetWorkspace)|cufft\w*(MakePlan|GetSize)\w*)$"
-)
-"""Functions that tell sizes of workspaces, which nobody knows without a GPU."""
-_ASKED = {"libcusolver": "cuSOLVER", "libcusparse": "cuSPARSE", "libcusparseLt": "cuSPARSELt", "libcufft": "cuFFT"}
-"""Libraries with such functions."""
-_SIZE = re.compile(r"(int|size_t) ?\* ?\w+")
-"""A parameter where a size is put."""
-_TEXTS = re.compile(r"(ErrorString|ErrorName|StatusString|ncclGetLastError)$")
-_ABOUT_HANDLES = re.compile(r"(Create|Destroy|Set|Get|Init|Attach|create|destroy|set|get|init)")
-"""What such a function does is not work for the device."""
-_DECLARED = {
-    _DRIVER: ("cuda.h", r"CUDAAPI\s+(cu[A-Z]\w*)\s*\(|#define\s+cu[A-Z]\w*\s+(cu[A-Z]\w*_v\d+)\s"),
-    _RUNTIME: ("cuda_runtime_api.h", r"CUDARTAPI\s+(cuda[A-Z]\w*)\s*\("),
+_NAMES_OF_MANAGEMENT = {
+    "pynvml.py": rb'FunctionPointer\("(nvml\w+)"',
+    "torch/lib/libc10_cuda.so": rb"\0(nvml[A-Z]\w+)\0",
 }
-"""Headers whose functions are refused where neither torch needs them nor one is written."""
-_NOT_SUPPORTED, _NOT_KNOWN = 801, 7
+"""Files beside torch that name functions of NVML, whose library comes with a driver: NVIDIA's own list, which
+nvidia-ml-py is, and what torch opens by name."""
 PRELOAD = "preload"
 """A file that names the libraries in order."""
 COMPILED_FOR = "compiled_for"
@@ -106,7 +91,8 @@ def build_once(name: str, last: str, build: Callable[[Path], None]) -> Path:
 def build(torch_folder: Path) -> Path:
     """The folder with the libraries for this torch, built if there are none yet; `preload` names them in order."""
     digest = hashlib.sha256((torch_folder / "version.py").read_bytes())
-    for source in (Path(__file__), *sorted(_SOURCES.glob("*.[ch]*"))):
+    own = Path(__file__), Path(unwritten.__file__), *sorted(_SOURCES.glob("*.[ch]*"))
+    for source in (*own, *torch_folder.parent.glob("pynvml.py")):
         digest.update(source.read_bytes())
     return build_once(f"cuda-{digest.hexdigest()[:16]}", PRELOAD, lambda folder: _build(torch_folder, folder))
 
@@ -120,7 +106,7 @@ def header_folders(torch_folder: Path) -> list[Path]:
 def _build(torch_folder: Path, folder: Path) -> None:
     compiler = find_compiler("the CUDA runtime on paper")
     names, functions = _needed(sorted((torch_folder / "lib").glob("lib*.so")))
-    if _RUNTIME not in names:
+    if RUNTIME not in names:
         version = importlib.metadata.version("torch")
         raise TraceError(
             f"torch {version} is not a build for CUDA",
@@ -131,13 +117,16 @@ def _build(torch_folder: Path, folder: Path) -> None:
     for stem, name in names.items():  # what other packages may need of them
         for real in torch_folder.parent.glob(f"nvidia/*/lib/{name}"):
             functions[stem] |= _defined(real)
+    functions[MANAGEMENT] |= _named_management(torch_folder.parent)
     headers = header_folders(torch_folder)
-    order = [_RUNTIME, _DRIVER, *sorted(set(names) - {_RUNTIME, _DRIVER})]
+    order = [RUNTIME, DRIVER, *sorted(set(names) - {RUNTIME, DRIVER})]
 
     def compile_one(stem: str) -> None:
-        runtime = [] if stem == _RUNTIME else [f"{folder}/{names[_RUNTIME]}"]
+        runtime = [] if stem == RUNTIME else [f"{folder}/{names[RUNTIME]}"]
         generated = Path(built) / f"{stem}.cpp"
-        generated.write_text(_generate(stem, functions[stem], headers), encoding="utf-8")
+        signatures = unwritten.read_signatures(stem, headers)
+        functions[stem] |= dict.fromkeys(unwritten.declared(stem, signatures).difference(functions[stem]), "")
+        generated.write_text(unwritten.write_functions(stem, functions[stem], signatures), encoding="utf-8")
         versions = Path(built) / f"{stem}.map"
         versions.write_text(_version_script(stem, names[stem], functions[stem].values()), encoding="utf-8")
         sources = [generated, *(_SOURCES / name for name in _WRITTEN.get(stem, "").split())]
@@ -152,7 +141,7 @@ def _build(torch_folder: Path, folder: Path) -> None:
             raise TraceError(f"{names[stem]} on paper does not build with {compiler}:\n{done.stderr[-2000:]}")
 
     with tempfile.TemporaryDirectory(dir=folder) as built, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        compile_one(_RUNTIME)  # which the others are linked with
+        compile_one(RUNTIME)  # which the others are linked with
         list(pool.map(compile_one, order[1:]))
     flags = _read([sys.executable, "-P", "-c", "import torch; print(torch._C._cuda_getArchFlags())"])
     (folder / COMPILED_FOR).write_text(" ".join(re.findall(r"\bsm_(\d+)", flags)), encoding="utf-8")
@@ -180,8 +169,14 @@ def _needed(libraries: Sequence[Path]) -> tuple[dict[str, str], dict[str, dict[s
 
 def _defined(library: Path) -> dict[str, str]:
     symbols = _read(["nm", "-D", "--defined-only", str(library)])
-    found = re.findall(r" [TW] ([a-z]\w+)(?:@+(\S+))?", symbols)
-    return dict(found)
+    return dict(re.findall(r" [TW] ((?:[a-z]|__cuda)\w+)(?:@+(\S+))?", symbols))
+
+
+def _named_management(site: Path) -> dict[str, str]:
+    found = (
+        re.findall(names, path.read_bytes()) for file, names in _NAMES_OF_MANAGEMENT.items() for path in site.glob(file)
+    )
+    return dict.fromkeys((name.decode() for each in found for name in each), "")
 
 
 def _read(command: Sequence[str]) -> str:
@@ -190,65 +185,7 @@ def _read(command: Sequence[str]) -> str:
 
 def _find_library(function: str) -> str:
     stems = (stem for prefix, stem in _PREFIXES.items() if function.startswith(prefix))
-    return next(stems, _DRIVER if re.match("cu[A-Z]", function) else "")
-
-
-def _declared(stem: str, headers: Iterable[Path]) -> set[str]:
-    if stem not in _DECLARED:
-        return set()
-    name, pattern = _DECLARED[stem]
-    text = next(path for folder in headers if (path := folder / name).exists()).read_text(encoding="utf-8")
-    found = re.findall(pattern, text)
-    return {"".join(names) if isinstance(names, tuple) else names for names in found}
-
-
-def _size_parameters(stem: str, headers: Iterable[Path]) -> dict[str, tuple[int, dict[int, str]]]:
-    """Of the functions of a library that tell sizes: how many parameters they have, and which are where a size of which
-    type is put, by number."""
-    if stem not in _ASKED:
-        return {}
-    prefix = stem.removeprefix("lib")
-    text = "".join(path.read_text(errors="replace") for folder in headers for path in folder.glob(f"{prefix}*.h"))
-    found = {}
-    for name, parameters in re.findall(rf"\b({prefix}\w+)\s*\(([^()]*)\)\s*;", text):
-        each = [" ".join(parameter.split()) for parameter in parameters.split(",")]
-        sizes = {number: match[1] for number, parameter in enumerate(each) if (match := _SIZE.fullmatch(parameter))}
-        if _UNKNOWN.match(name) and sizes:
-            found[name] = (len(each), sizes)
-    return found
-
-
-def _generate(stem: str, functions: Iterable[str], headers: Sequence[Path]) -> str:
-    """Functions that nobody wrote, weak, so that a written one wins."""
-    declared, asked = _declared(stem, headers), _size_parameters(stem, headers)
-    lines = ["#include <cstddef>", 'extern "C" {', "int paper_call(); int paper_unknown(const char*, int);"]
-    forwarded = []
-    for name in sorted(functions):
-        weak = "__attribute__((weak))"
-        if stem == "libcudnn" and _FORWARDED.match(name):
-            forwarded.append(name)
-            lines.append(f'__attribute__((visibility("hidden"))) void* real_{name};')
-            lines.append(f'__attribute__((weak, naked)) void {name}() {{ asm("jmp *real_{name}(%rip)"); }}')
-        elif name in asked:
-            count, sizes = asked[name]
-            parameters = ", ".join(f"long p{number}" for number in range(count))
-            written = " ".join(f"if (p{number}) *({size}*)p{number} = 0;" for number, size in sizes.items())
-            lines.append(f'{weak} int {name}({parameters}) {{ {written} return paper_unknown("{_ASKED[stem]}", 0); }}')
-        elif _UNKNOWN.match(name):
-            lines.append(f'{weak} int {name}() {{ return paper_unknown("{_ASKED[stem]}", {_NOT_KNOWN}); }}')
-        elif _TEXTS.search(name):
-            lines.append(f'{weak} const char* {name}() {{ return "on paper"; }}')
-        else:
-            launches = stem not in (_RUNTIME, _DRIVER, _MANAGEMENT) and not _ABOUT_HANDLES.search(name)
-            lines.append(f"{weak} int {name}() {{ return {'paper_call()' if launches else 0}; }}")
-    refused = sorted(declared.difference(functions))
-    lines += (f"__attribute__((weak)) int {name}() {{ return {_NOT_SUPPORTED}; }}" for name in refused)
-    lines.append("}")
-    if stem == "libcudnn":
-        table = "".join(f'{{"{name}", &real_{name}}}, ' for name in forwarded)
-        lines.append("struct Forward { const char* name; void** place; };")
-        lines.append(f'extern "C" Forward paper_forwards[] = {{{table}{{nullptr, nullptr}}}};')
-    return "\n".join(lines) + "\n"
+    return next(stems, DRIVER if re.match("cu[A-Z]", function) else "")
 
 
 def _version_script(stem: str, name: str, versions: Iterable[str]) -> str:

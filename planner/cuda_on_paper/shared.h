@@ -15,6 +15,8 @@ API void paper_library_stream(void* stream);                 // of its next call
 API void paper_works_in(const char* library, void* memory);  // that it was given
 // An answer that decides memory, and that nobody can give; returns the error.
 API int paper_unknown(const char* name, int error);
+API long paper_refuse(const char* function, const char* library, long error);  // nobody wrote it; returns the error
+API const char* paper_refused_function();  // the last one (`ncclMemAlloc of libnccl`); empty if there was none
 API bool paper_take(size_t bytes, int device);  // count physical memory; false: the GPU is full
 API void paper_give(size_t bytes, int device);
 API void* paper_addresses(size_t bytes);  // addresses that nobody else has

@@ -65,7 +65,7 @@ _RESULTS: dict[Any, str] = {
     None: "adopt_block begin enter_launch host_stop install keep launch leave_launch note_launch release use"
     " workspace_is_unknown write_zeros",
     ctypes.c_bool: "computes_values write_again",
-    ctypes.c_char_p: "host_record_format name operators_at_work unknown_workspaces",
+    ctypes.c_char_p: "host_record_format name operators_at_work refused_function unknown_workspaces",
     ctypes.c_int64: "allocated_bytes block_at born_alive count first_timed_free host_block_at host_count"
     " kernel_table_length launch_count most_allocated_bytes new_event shape_count",
     ctypes.c_void_p: "host_records kernel_table launches records shapes",

@@ -13,10 +13,6 @@ from planner.errors import TraceError
 from planner.paper import library, work_records
 
 Tensor = torch.Tensor
-_PARTS_OF_NORM = 320
-_BLOCKS, _COLUMNS = 2, 4096
-"""Of a persistent norm: blocks that a multiprocessor holds, and columns of a row that a block has in kernels for any
-width."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -91,38 +87,6 @@ def rounded(number: int, multiple: int) -> int:
 def floats(like: Tensor, *shape: int) -> Tensor:
     """An accumulator in float32 on the device of another tensor."""
     return torch.empty(shape, dtype=torch.float32, device=like.device)
-
-
-def norms_of_tensors(
-    chunk_size: int, tensors: Sequence[Tensor], *, per_tensor: bool | None, whole_first: bool = False
-) -> tuple[Tensor, Tensor]:
-    """The norm of all, and with `per_tensor` those of each.
-
-    Source: apex at 6424da3, csrc/multi_tensor_l2norm_kernel.cu; TransformerEngine 2.11,
-    pytorch/csrc/extensions/multi_tensor/l2norm.cpp, which allocates that of all first.
-    """
-    first, count = tensors[0], len(tensors) if per_tensor else 0
-    accumulator = torch.zeros(_PARTS_OF_NORM, dtype=torch.float32, device=first.device)
-    whole = floats(first, 1) if whole_first else None
-    chunks = max((-(-tensor.numel() // chunk_size) for tensor in tensors), default=0)
-    parts, norms = floats(first, count * chunks), floats(first, count)
-    if whole is None:
-        whole = floats(first, 1)
-    del accumulator, parts
-    return whole, norms
-
-
-def bytes_of_sums(columns: int, *, blocks_a_row: int = 0, spared: int = 0) -> int:
-    """What the backward of a persistent norm takes for each of its weights: sums in float32 over the rows of each block
-    of threads. `spared` multiprocessors are left to others; without `blocks_a_row` kernels for any width are taken.
-
-    Source: TransformerEngine 2.11, common/normalization/{common.h,layernorm/ln_bwd_semi_cuda_kernel.cu}, which began as
-    apex's contrib/csrc/layer_norm. How many blocks a multiprocessor holds is asked of the driver: registers of 128
-    threads allow for two at least, which are counted.
-    """
-    multiprocessors = torch.cuda.get_device_properties().multi_processor_count - spared
-    down = multiprocessors * _BLOCKS // (blocks_a_row or -(-columns // _COLUMNS))
-    return down * columns * torch.float32.itemsize
 
 
 def scratch(size_bytes: int) -> Tensor:

@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 
 from planner.errors import shorten
+from planner.paper import library
 from planner.tracing.program.absent_files import find_absent
 from planner.tracing.program.packages import stand_ins
 from planner.tracing.program.packages.package_table import program_line
@@ -24,13 +25,18 @@ def describe_crash(error: BaseException) -> Crash:
     if last.endswith(": "):  # a compiler's error stands below the source that it prints first
         last += lines[-1]
     return Crash(
-        said=shorten(last, MOST_CHARACTERS),
+        said=shorten(last, MOST_CHARACTERS) + _refused_before(),
         place=program_line(error),
         sought=tuple(stand_ins.SOUGHT) if isinstance(error, ImportError) else (),
         absent=find_absent(error),
         no_room=isinstance(error, OSError) and error.errno == errno.ENOSPC,
         text=_own_traceback(error),
     )
+
+
+def _refused_before() -> str:
+    function = library.load().paper_refused_function().decode()
+    return f" (before, it called {function}, which cannot answer without a GPU)" if function else ""
 
 
 def _own_traceback(error: BaseException) -> str:

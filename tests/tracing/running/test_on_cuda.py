@@ -7,6 +7,7 @@ import re
 import pytest
 from program_runs import Program, Run
 
+from planner.errors import ProgramError
 from planner.events import Alloc, Category, Role
 from planner.job.loading import load_yaml
 from planner.step_work import LaunchKind
@@ -145,3 +146,35 @@ def test_a_benchmark_of_convolutions_takes_the_largest_workspace_that_has_room(p
         return max(a.requested_bytes for a in allocs if a.origin and a.origin.op == "cudnn_convolution.workspace")
 
     assert largest_workspace(benchmark=True) > largest_workspace(benchmark=False)
+
+
+REPLICATED = """
+import torch
+
+model = torch.nn.DataParallel(torch.nn.Linear(64, 64).cuda())
+model(torch.zeros(240, 64, device="cuda")).sum().backward()
+assert model.module.bias.grad is not None
+torch.zeros(1024, device=f"cuda:{torch.cuda.device_count() - 1}")
+"""
+
+
+def test_a_model_that_is_replicated_over_every_gpu_of_a_large_node_trains(program: Program, run: Run) -> None:
+    ran = run(f"python {program(REPLICATED)}", gpus=120)
+
+    assert ran.devices == tuple(range(120))
+
+
+REFUSED = {
+    "import torch, os; os.environ['TORCH_CUDNN_V8_API_DISABLED'] = '1'\n"
+    "torch.nn.Conv2d(3, 8, 3).cuda()(torch.zeros(1, 3, 16, 16, device='cuda'))": (
+        "cudnnGetConvolutionForwardAlgorithm_v7 of libcudnn"
+    ),
+    "import ctypes, torch; torch.zeros(1, device='cuda')\n"
+    "if ctypes.CDLL(None).ncclMemAlloc(0, 1): raise ValueError('no memory of NCCL')": "ncclMemAlloc of libnccl",
+}
+
+
+@pytest.mark.parametrize("code", REFUSED)
+def test_a_library_that_cannot_answer_is_named_in_the_error(program: Program, run: Run, code: str) -> None:
+    with pytest.raises(ProgramError, match=f"before, it called {REFUSED[code]}, which cannot answer without a GPU"):
+        run(f"python {program(code)}")

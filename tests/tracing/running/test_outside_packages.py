@@ -127,7 +127,7 @@ optimizer.step()
         ),
         ("import flash_attn.modules.mha", "imports flash_attn.modules, which is not modelled"),
         ("import mamba_ssm", "needs mamba-ssm, which is not installed here"),
-        ("import grouped_gemm", "needs grouped-gemm, whose kernels are not modelled"),
+        ("import grouped_gemm", "needs grouped-gemm, which is not installed here"),
         ("import pynvml\npynvml.nvmlDeviceGetFanSpeed(0)", "pynvml.nvmlDeviceGetFanSpeed, which is not answered"),
         (
             "from torch.utils.cpp_extension import load\nload(name='mine', sources=['mine.cu'])",
@@ -160,34 +160,23 @@ assert not built
     assert said == ["the extension mine is not built here, and the program goes on without it"]
 
 
-def test_state_spaces_take_what_their_extensions_do(run: Run, program: Program, tmp_path: Path) -> None:
-    """Source: mamba-ssm 2.3.1, csrc/selective_scan/selective_scan.cpp; causal-conv1d 1.6.1, csrc/causal_conv1d.cpp."""
-    for package in ("mamba_ssm", "causal_conv1d"):
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "__init__.py").touch()
-    lines = f"""
-import sys, torch
-sys.path.insert(0, {str(tmp_path)!r})
-import mamba_ssm, selective_scan_cuda
-import causal_conv1d, causal_conv1d_cuda
-u = torch.empty(2, 6, 5000, dtype=torch.bfloat16, device="cuda")
-A, B = torch.empty(6, 16, device="cuda"), torch.empty(2, 1, 16, 5000, dtype=torch.bfloat16, device="cuda")
-out, states, gated = selective_scan_cuda.fwd(u, u, A, B, B, None, u, None, True)
-assert states.shape == (2, 6, 3, 32) and gated.shape == u.shape
-grads = selective_scan_cuda.bwd(u, u, A, B, B, None, u, None, u, states, out, None, True, False)
-assert [None if each is None else each.dtype for each in grads[3:7]] == [torch.bfloat16] * 2 + [None] * 2
-x = torch.empty(2, 300, 16, device="cuda").transpose(1, 2)
-weight, sums = torch.empty(16, 4, device="cuda"), torch.zeros(16, 4, device="cuda")
-for deterministic, parts in ((False, 0), (True, 2 * 3 * 16 * 4 * 4)):  # parts of 128 positions
-    torch.use_deterministic_algorithms(deterministic)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    causal_conv1d_cuda.causal_conv1d_bwd(x, weight, None, x, None, None, None, x, sums, None, None, True)
-    assert torch.cuda.max_memory_allocated() - before == parts + (512 if parts else 0), deterministic
-torch.use_deterministic_algorithms(False)
-"""
+@pytest.mark.parametrize(
+    ("package", "part", "remedy"),
+    [
+        ("mamba_ssm", "selective_scan_cuda", "install mamba-ssm, built for the job's torch, as on the cluster"),
+        ("apex", "amp_C", "install apex from github.com/NVIDIA/apex, built for the job's torch"),
+    ],
+)
+def test_a_package_without_its_compiled_part_is_to_be_installed_with_it(
+    run: Run, program: Program, tmp_path: Path, package: str, part: str, remedy: str
+) -> None:
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text(f"import {part}\n")
 
-    assert run(f"python {program(lines + STEP)}").iterations == 1
+    with pytest.raises(TraceError, match=f"with its compiled part {part}, which is not installed here") as caught:
+        run(f"python {program(f'import sys; sys.path.insert(0, {str(tmp_path)!r}); import {package}')}")
+
+    assert remedy in caught.value.remedy
 
 
 def test_copies_of_kernels_on_a_hub_are_known_by_their_names(run: Run, program: Program) -> None:
@@ -320,7 +309,7 @@ assert torch.cuda.memory_allocated() == before + 2 * 512
 def test_the_page_names_every_package_with_its_version() -> None:
     page = (Path(__file__).parents[3] / "docs" / "reference" / "packages.md").read_text()
 
-    modelled = [each for each in package_table.PACKAGES if each.has_known_kernels]
+    modelled = [each for each in package_table.PACKAGES if each.is_modelled]
     assert [each.name for each in modelled if f"| {each.name} | {each.version} |" not in page] == []
     assert [each.name for each in package_table.PACKAGES if each.name not in page and not each.instead] == []
 

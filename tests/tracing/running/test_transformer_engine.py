@@ -16,8 +16,8 @@ from told_events import told_events
 
 import planner.paper
 from planner.errors import TraceError
-from planner.paper.outside import transformer_engine
-from planner.paper.outside.transformer_engine import EXTENSION
+from planner.paper.transformer_engine import extension
+from planner.paper.transformer_engine.extension import EXTENSION
 
 HAS_IT = all(importlib.util.find_spec(each) for each in ("transformer_engine", "onnxscript"))
 D_TYPE = EXTENSION["DType"]
@@ -59,6 +59,21 @@ def test_products_make_their_result_unless_they_are_given_one() -> None:
     ]
 
 
+def test_a_product_of_groups_gives_the_biases_back_and_keeps_none_of_the_results_that_it_made() -> None:
+    def run(out: list[torch.Tensor] | None) -> Any:
+        groups = [empty(96, 64), empty(96, 64)], True, [empty(10, 64), empty(6, 64)], False, out
+        biases = [empty(96), empty(96)]
+        assert EXTENSION["te_general_grouped_gemm"](*groups, D_TYPE.kBFloat16, [10, 6], biases, 6, False) == biases
+
+    assert told(lambda: run(None)) == [
+        "+ grouped_gemm 10x96 bfloat16",
+        "+ grouped_gemm 6x96 bfloat16",
+        "- grouped_gemm 10x96",
+        "- grouped_gemm 6x96",
+    ]
+    assert told(lambda: run([empty(10, 96), empty(6, 96)])) == []
+
+
 def test_an_rms_norm_keeps_a_figure_a_row_and_its_backward_sums_by_blocks() -> None:
     def run() -> Any:
         given, weight = empty(6, 32), empty(32)
@@ -81,7 +96,7 @@ def test_an_rms_norm_keeps_a_figure_a_row_and_its_backward_sums_by_blocks() -> N
 @pytest.fixture
 def release(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int]], None]:
     def pretend(found: tuple[int, int]) -> None:
-        monkeypatch.setattr(transformer_engine, "_release", lambda: found)
+        monkeypatch.setattr(extension, "_release", lambda: found)
 
     return pretend
 
@@ -217,7 +232,7 @@ def test_blackwell_has_no_fused_attention_that_gives_the_same_each_time_with_dro
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dropout: float, deterministic: bool, backend: str
 ) -> None:
     """Source, TransformerEngine 2.14: common/fused_attn/fused_attn.cpp."""
-    monkeypatch.setattr(transformer_engine, "_release", lambda: (2, 14))
+    monkeypatch.setattr(extension, "_release", lambda: (2, 14))
     asked = (D_TYPE.kBFloat16, D_TYPE.kBFloat16, 4, 0, 2, 0, dropout, 8, 8, 1024, 1024, 64, 64, -1, 0, False, False)
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: capability)

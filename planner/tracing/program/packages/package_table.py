@@ -27,8 +27,6 @@ class Offered:
 
     by: str = ""
     names: Sequence[str] = ()
-    table: str = ""
-    """A mapping of it that has them all, where they are too many to be told here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +42,8 @@ class Package:
     modules: Mapping[str, Offered] = field(default_factory=dict)
     extension: Mapping[str, Offered] = field(default_factory=dict)
     """Compiled modules that Python code of the package imports, where that is installed."""
+    compiled: Sequence[str] = ()
+    """The same, where nothing stands for them."""
     from_index: Sequence[str] = ()
     """What to install where planner runs (`pip install`), if that needs no GPU."""
     absent: Sequence[str] = ()
@@ -61,11 +61,6 @@ class Package:
         """Whether something stands for it where it is not installed."""
         return bool(self.modules)
 
-    @property
-    def has_known_kernels(self) -> bool:
-        """Whether what it launches is known, where it or its Python part is installed at least."""
-        return bool(self.modules or self.extension)
-
 
 def _offered(by: str, **modules: str) -> dict[str, Offered]:
     """Modules, with `__` for dots in their names, and the names that they have from the module `by` of planner."""
@@ -75,8 +70,7 @@ def _offered(by: str, **modules: str) -> dict[str, Offered]:
     }
 
 
-_WITHOUT_CUDA = "*_FORCE_BUILD=TRUE *_SKIP_CUDA_BUILD=TRUE pip install --no-deps --no-build-isolation"
-_NORMS = "FusedLayerNorm FusedRMSNorm MixedFusedLayerNorm MixedFusedRMSNorm"
+_BUILT = "built for the job's torch, as on the cluster"
 _FLASH = (
     "flash_attn_func flash_attn_kvpacked_func flash_attn_qkvpacked_func flash_attn_varlen_func"
     " flash_attn_varlen_kvpacked_func flash_attn_varlen_qkvpacked_func flash_attn_with_kvcache"
@@ -130,70 +124,23 @@ PACKAGES: tuple[Package, ...] = (
         from_index=("kernels",),
     ),
     Package(
-        name="apex",
-        module="apex",
-        version="0.1",
-        source="apex/normalization/fused_layer_norm.py, csrc/layer_norm_cuda_kernel.cu, "
-        "apex/optimizers/fused_{adam,sgd}.py at the commit 6424da3",
-        modules=_offered(
-            "planner.paper.outside.apex",
-            apex="",
-            apex__contrib="",
-            apex__contrib__layer_norm="",
-            apex__contrib__layer_norm__layer_norm="FastLayerNormFN",
-            apex__normalization=_NORMS,
-            apex__contrib__nccl_allocator="",
-            apex__normalization__fused_layer_norm=f"{_NORMS} FusedLayerNormAffineFunction fused_layer_norm_affine",
-            apex__optimizers="FusedAdam FusedSGD",
-            apex__multi_tensor_apply="multi_tensor_applier MultiTensorApply",
-            apex__transformer="",
-            apex__transformer__functional="fused_apply_rotary_pos_emb fused_apply_rotary_pos_emb_cached"
-            " fused_apply_rotary_pos_emb_thd",
-        ),
-        extension={
-            **_offered(
-                "planner.paper.outside.apex",
-                amp_C="multi_tensor_adam multi_tensor_l2norm multi_tensor_scale multi_tensor_axpby multi_tensor_sgd",
-                fused_weight_gradient_mlp_cuda="wgrad_gemm_accum_fp16 wgrad_gemm_accum_fp32",
-            ),
-            **{
-                f"{kind}_softmax_cuda": Offered("planner.paper.outside.apex", table=table)
-                for kind, table in (
-                    ("scaled", "SOFTMAX"),
-                    ("scaled_upper_triang_masked", "SOFTMAX"),
-                    ("scaled_masked", "MASKED_SOFTMAX"),
-                    ("generic_scaled_masked", "MASKED_SOFTMAX"),
-                )
-            },
-        },
-    ),
-    Package(
         name="transformer-engine",
         module="transformer_engine",
-        version="2.11.0",
-        source="transformer_engine/pytorch/csrc/extensions, transformer_engine/common/{fused_attn,normalization}",
-        extension={"transformer_engine_torch": Offered("planner.paper.outside.transformer_engine", table="EXTENSION")},
         by_hand="its Python part (pip install --no-deps transformer-engine; and einops, onnx, onnxscript)",
+    ),
+    Package(
+        name="apex",
+        module="apex",
+        compiled=("amp_C", "fused_layer_norm_cuda", "fused_weight_gradient_mlp_cuda"),
+        by_hand=f"apex from github.com/NVIDIA/apex, {_BUILT}",
     ),
     Package(
         name="causal-conv1d",
         module="causal_conv1d",
-        version="1.6.1",
-        source="csrc/causal_conv1d.cpp, causal_conv1d/cpp_functions.py",
-        extension=_offered(
-            "planner.paper.outside.state_spaces",
-            causal_conv1d_cuda="causal_conv1d_fwd causal_conv1d_bwd causal_conv1d_update",
-        ),
-        by_hand=f"its Python part ({_WITHOUT_CUDA.replace('*', 'CAUSAL_CONV1D')})",
+        compiled=("causal_conv1d_cuda",),
+        by_hand=f"causal-conv1d, {_BUILT}",
     ),
-    Package(
-        name="mamba-ssm",
-        module="mamba_ssm",
-        version="2.3.1",
-        source="csrc/selective_scan/selective_scan.cpp, mamba_ssm/ops",
-        extension={"selective_scan_cuda": Offered("planner.paper.outside.state_spaces", table="SELECTIVE_SCAN")},
-        by_hand=f"its Python part ({_WITHOUT_CUDA.replace('*', 'MAMBA')}; and causal-conv1d, einops, triton)",
-    ),
+    Package(name="mamba-ssm", module="mamba_ssm", compiled=("selective_scan_cuda",), by_hand=f"mamba-ssm, {_BUILT}"),
     *(
         Package(name=name, module=module, from_index=from_index)
         for name, module, *from_index in (
@@ -208,7 +155,9 @@ PACKAGES: tuple[Package, ...] = (
     ),
 )
 
-BY_MODULE: Mapping[str, Package] = MappingProxyType({package.module: package for package in PACKAGES})
+BY_MODULE: Mapping[str, Package] = MappingProxyType(
+    {module: package for package in PACKAGES for module in (package.module, *package.compiled)}
+)
 
 
 def canonical(name: str) -> str:

@@ -27,6 +27,8 @@ from planner.tracing.program.packages.package_table import Offered, Package
 
 SOUGHT: list[str] = []
 """Packages of the table that this process's program looked for and did not find."""
+_GROUP = "planner.kernels"
+"""Of entry points, each named like a compiled module: a mapping of what stands in it where it is not installed."""
 _HOW = "describe its allocations in a Python file and name it with --kernels (docs/run.md)"
 
 
@@ -84,8 +86,6 @@ class _Loader(importlib.abc.Loader):
             source = importlib.import_module(self._offered.by)
             for name in self._offered.names:
                 setattr(module, name, getattr(source, name))
-            if self._offered.table:
-                vars(module).update(getattr(source, self._offered.table))
 
 
 class _Ready(importlib.abc.Loader):
@@ -113,7 +113,13 @@ class First(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name in self._own:
             return _spec(name, _Ready(self._own[name]), self._own)
-        if name not in self._parts or runs_as_installed(name):
+        if "." in name or runs_as_installed(name):
+            return None
+        for named in importlib.metadata.entry_points(group=_GROUP, name=name):
+            module = ModuleType(name)
+            vars(module).update(named.load())
+            return _spec(name, _Ready(module), ())
+        if name not in self._parts:
             return None
         package, offered = self._parts[name]
         known = package.module in self._provided or package.module in sys.modules
@@ -168,14 +174,18 @@ class Last(importlib.abc.MetaPathFinder):
         if package.module in self._provided:
             return True
         importing = package_table.frames()
-        if name != package.module or not importing or package_table.runs_package(importing[0], "torch"):
+        if (
+            name not in (package.module, *package.compiled)
+            or not importing
+            or package_table.runs_package(importing[0], "torch")
+        ):
             return False
         if package.is_modelled and package.name not in SOUGHT:
             SOUGHT.append(package.name)
         way, place = package_table.way(), program_place(importing)
         if way == "asked" or package_table.is_guarded(importing):
             # Libraries ask for much that the program has no use for, and go another way for few.
-            decides = way == "statement" and package.has_known_kernels
+            decides = way == "statement" and package.is_modelled
             if decides or is_programs(importing[0].f_code):
                 instead = f"install {package.instead or package.name} here"
                 self._assumptions.add(
@@ -190,11 +200,11 @@ class Last(importlib.abc.MetaPathFinder):
             return True
         if package.from_index:
             return False  # the program ends, and is told what else it lacks (package_table)
+        part = "" if name == package.module else f" with its compiled part {name}"
         raise TraceError(
-            f"the program needs {package.name}, "
-            f"{'' if package.has_known_kernels else 'whose kernels are not modelled and '}which is not installed here",
-            allowed=_modelled(),
-            remedy=f"install {package.instead} where planner runs: it needs no GPU" if package.instead else _HOW,
+            f"the program needs {package.name}{part}, which is not installed here",
+            allowed="packages that are installed here as on the cluster: they run as they are, without a GPU",
+            remedy=f"install {package.instead} where planner runs" if package.instead else _HOW,
             place=place,
         )
 

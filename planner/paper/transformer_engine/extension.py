@@ -17,10 +17,8 @@ import torch
 
 from planner.paper.outside.operators import (
     Described,
-    bytes_of_sums,
     floats,
     kernel,
-    norms_of_tensors,
     refuse,
     rounded,
     scratch,
@@ -164,6 +162,7 @@ def _refuse_quantized(*values: Any) -> None:
 
 # Source, TransformerEngine 2.11: pytorch/csrc/extensions/multi_tensor/{l2norm,scale,adam,sgd}.cpp.
 Lists = Sequence[Sequence[Tensor]]
+_PARTS_OF_NORM = 320
 
 
 @_kernel
@@ -171,7 +170,14 @@ def multi_tensor_l2norm(
     chunk_size: int, _noop: Tensor, lists: Lists, per_tensor: bool | None = None
 ) -> tuple[Tensor, Tensor]:
     """The norm of all, and with `per_tensor` those of each."""
-    return norms_of_tensors(chunk_size, lists[0], per_tensor=per_tensor, whole_first=True)
+    tensors = lists[0]
+    count = len(tensors) if per_tensor else 0
+    accumulator = torch.zeros(_PARTS_OF_NORM, dtype=torch.float32, device=tensors[0].device)
+    whole = floats(tensors[0], 1)
+    chunks = max((-(-tensor.numel() // chunk_size) for tensor in tensors), default=0)
+    parts, norms = floats(tensors[0], count * chunks), floats(tensors[0], count)
+    del accumulator, parts
+    return whole, norms
 
 
 def _multi_tensor_unscale_l2norm(
@@ -355,6 +361,17 @@ def fused_attn_bwd(*values: Any) -> list[Tensor | None]:
 _WHOLE_ROWS = 8192
 """RMS norms of a tuned kernel have up to so many in a block."""
 _ALIGNED = 16
+_BLOCKS, _COLUMNS = 2, 4096
+"""Blocks that a multiprocessor holds, for which registers of 128 threads allow at least, and columns of a row that a
+block has in kernels for any width."""
+
+
+def _bytes_of_sums(columns: int, *, blocks_a_row: int = 0, spared: int = 0) -> int:
+    """What the backward of a persistent norm takes for each of its weights: sums in float32 over the rows of each block
+    of threads. `spared` multiprocessors are left to others; without `blocks_a_row` kernels for any width are taken."""
+    multiprocessors = torch.cuda.get_device_properties().multi_processor_count - spared
+    down = multiprocessors * _BLOCKS // (blocks_a_row or -(-columns // _COLUMNS))
+    return down * columns * torch.float32.itemsize
 
 
 def _norm(given: Tensor, weight: Tensor, out: Maybe, quantizer: Any, dtype: int, *, has_mean: bool) -> list[Maybe]:
@@ -396,7 +413,7 @@ def _norm_backward(grad: Tensor, given: Tensor, *others: Any, has_mean: bool) ->
         grads.append(torch.empty_like(weight))
     columns = given.size(-1)
     blocks_a_row = 1 if not has_mean and columns <= _WHOLE_ROWS else 0
-    partial_bytes = rounded(bytes_of_sums(columns, blocks_a_row=blocks_a_row, spared=sm_margin), _ALIGNED)
+    partial_bytes = rounded(_bytes_of_sums(columns, blocks_a_row=blocks_a_row, spared=sm_margin), _ALIGNED)
     kernel = f"TransformerEngine's {'layer' if has_mean else 'RMS'} norm, backward: beyond two blocks a multiprocessor"
     unknown_workspace("transformer_engine", kernel, partial_bytes * (len(grads) - 1))
     del kept
@@ -446,17 +463,17 @@ def generic_gemm(
 @_kernel
 def te_general_grouped_gemm(
     A: Sequence[Tensor], transA: bool, B: Sequence[Tensor], transB: bool,  # noqa: N803
-    D: Sequence[Tensor] | None, dtype: int, _splits: Sequence[int], _bias: Sequence[Tensor],  # noqa: N803
-    _bias_type: int, _single_output: bool, *_rest: Any,
-) -> list[Tensor] | None:  # fmt: skip
-    """The results, one a group, if the caller has none; None otherwise."""
+    D: Sequence[Tensor] | None, dtype: int, _splits: Sequence[int], bias: list[Tensor],  # noqa: N803
+    *_rest: Any,
+) -> list[Tensor]:  # fmt: skip
+    """The biases, or their gradients, as they were given. The results are the caller's; without any they are made, and
+    gone when it ends."""
     _refuse_quantized(*A, *B, *(D or ()))
-    if D is not None:
-        for out in D:
-            torch.ops.paper.forget_value(out)
-        return None
     kind = _DTYPES[DType(dtype)]
-    return [_empty(_result_shape(a, transA, b, transB), kind) for a, b in zip(A, B, strict=True)]
+    made = [_empty(_result_shape(a, transA, b, transB), kind) for a, b in zip(A, B, strict=True)] if D is None else D
+    for out in made:
+        torch.ops.paper.forget_value(out)
+    return bias
 
 
 EXTENSION["get_num_cublas_streams"] = lambda: 4  # common/util/multi_stream.cpp
