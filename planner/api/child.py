@@ -8,7 +8,7 @@ from typing import Any
 
 from planner import cuda_on_paper
 from planner.job.schema import Job
-from planner.planning.plan import PlanningResult, events_without_clock, plan_job
+from planner.planning.plan import PlanningResult, plan_job
 from planner.planning.preload import PRELOAD, usable
 from planner.planning.trace_source import TraceCache, TraceSource
 from planner.report.class_timeline import timelines_of
@@ -57,7 +57,7 @@ def compare_job(job: Job, measured: str, case: str, rank: int | None) -> list[Co
     path = Path(measured)
     target = plan_comparison.target_of(path)
     result = plan_job(job, target=target)
-    events_of = partial(events_without_clock, job, target) if target else result.events_of
+    events_of = partial(result.events_of, on_cpu=bool(target))
     return plan_comparison.run_compare(result.plan, path, case=case, rank=rank, events_of=events_of)
 
 

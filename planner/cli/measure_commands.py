@@ -62,12 +62,10 @@ def run_measure(arguments: argparse.Namespace) -> int:
         )
     if not arguments.device:
         raise SpecError("a job is measured, and no device is said", allowed="cuda, cuda:1, cpu", place="--device")
-    from planner.job.trainer import refuse_measuring
     from planner.truth.measuring import measurement_lines, program
     from planner.truth.measuring.measure import make_setting, measure
 
     job = job_of(arguments, is_traced=False)
-    refuse_measuring(job)
     setting = make_setting(job, arguments.device, arguments.rank or 0)
     program.check_writable(arguments.output)
     with show_progress() as progress:
@@ -147,13 +145,13 @@ def run_compare(arguments: argparse.Namespace) -> int:
     if not arguments.set and arguments.job != "-":
         predicted = plan_comparison.read_stored_plan(Path(arguments.job))
     if predicted is None:  # a job, planned for the target, with its ranks' events
-        from planner.planning.plan import events_without_clock, plan_job
+        from planner.planning.plan import plan_job
 
         job = job_of(arguments)
         with show_progress() as progress:
             result = plan_job(job, progress=progress, target=target)
         predicted = result.plan
-        events_of = partial(events_without_clock, job, target) if target else result.events_of
+        events_of = partial(result.events_of, on_cpu=bool(target))
     comparisons = plan_comparison.run_compare(
         predicted, arguments.measured, case=arguments.case, rank=arguments.rank, events_of=events_of
     )

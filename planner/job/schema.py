@@ -393,6 +393,11 @@ class Cluster:
     """Bytes of each node's main memory that the job may use, in a container its limit; 0: not said, and not judged."""
 
     @property
+    def ranks(self) -> int:
+        """Of the job: one to each GPU."""
+        return self.nodes * self.gpus_per_node
+
+    @property
     def capacity_bytes(self) -> int:
         """Of each GPU: the share of the job, or what others leave of it."""
         total = self.gpu.total_bytes

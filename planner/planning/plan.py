@@ -57,20 +57,19 @@ class PlanningResult:
     def timelines(self) -> tuple[Timeline, ...]:
         return tuple(one.timeline for one in self.judged)
 
-    def events_of(self, rank: int) -> tuple[Event, ...]:
-        """What was predicted for a rank, by the trace of its class; nothing for a rank that the job does not have."""
-        return next((traced.trace.written_out() for traced in self.traces if rank in traced.rank_class.ranks), ())
+    def events_of(self, rank: int, *, on_cpu: bool = False) -> tuple[Event, ...]:
+        """What was predicted for a rank, by its class, or what it does on a CPU, where memory is free when the host
+        gives it up; nothing for a rank that the job does not have."""
+        judged = next((one for one in self.judged if rank in one.share.rank_class.ranks), None)
+        if judged is None:
+            return ()
+        return (judged.share.run.trace if on_cpu else judged.trace).written_out()
 
     def class_to_draw(self, rank: int | None) -> tuple[RankClassStatement, Sequence[Event]]:
         """The rank class of a rank, or the one that decides, and what it did until repeating it changes nothing more.
         Raises PlannerError for a rank that there is not."""
         statement = deciding(self.plan) if rank is None else class_of(self.plan, rank)
         return statement, self.traces[self.plan.rank_classes.index(statement)].trace.events
-
-
-def events_without_clock(job: Job, target: str, rank: int) -> tuple[Event, ...]:
-    """What a rank does: memory is free when the host gives it up, as on a CPU."""
-    return USUAL_SOURCE.trace_rank(job, rank, target).written_out()
 
 
 def plan_job(

@@ -48,7 +48,7 @@ def begin(counters: Counters, written: Mapping[str, Any]) -> JobRank:
 @contextmanager
 def recorded(recorder: TrainingRecorder, device_type: str, *, by_deepspeed: bool) -> Iterator[None]:
     """Inside, the recorder hears of a program on this type of device. Cyclic garbage is collected where the program
-    says so alone, so that frees come at the same places in every run."""
+    says so, and after the steps of one that names no phase, so that frees come at the same places in every run."""
     engines: Any = nullcontext()
     if by_deepspeed:
         from planner.roles.deepspeed import watch_engines
