@@ -187,7 +187,7 @@ def adapters(job: Job, kind: str) -> Iterator[Step]:
         change = {} if kind == "qlora" else trainer_axes.adapter_change(job)
     else:
         half = "float16" if job.train.precision == "fp16_autocast" else "bfloat16"
-        change = {"model.adapter": {"kind": kind, "r": 16, "alpha": 32}, "model.parameter_dtype": half}
+        change = {"model.adapter": {"kind": kind, "r": 16}, "model.parameter_dtype": half}
     if change:
         yield from _steps(job, change, {**change, **_recomputed(job)})
 

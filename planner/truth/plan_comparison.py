@@ -199,7 +199,7 @@ def _phases(statement: RankClassStatement, measurement: Measurement) -> Iterator
 
 def _notes(plan: Plan, measurement: Measurement) -> Iterator[str]:
     yield from _differing_torch(plan, measurement.software.get("torch", ""))
-    if plan.command and not _is_called(measurement.device.name, plan.gpu):
+    if plan.command and measurement.device.kind != "cpu" and not _is_called(measurement.device.name, plan.gpu):
         yield f"predicted for {plan.gpu}, measured on {measurement.device.name}"
     if measurement.truth is not None and not measurement.truth.believed:
         yield "the measurement cannot be believed: its runs disagree, or the profiler missed something"
