@@ -167,4 +167,4 @@ def compare(
         path = Path(measured)
         return tuple(plan_comparison.run_compare(predicted.statement, path, case=case, rank=rank))
     given = read_job(predicted, settings, **words)
-    return tuple(call("compare_job", given.job, os.fspath(measured), case, rank))
+    return tuple(call("planner.planning.plan:compare_job", given.job, path, case, rank))

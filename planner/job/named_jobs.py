@@ -174,8 +174,7 @@ def _read_adapter(config: Mapping[str, Any], node: Node) -> Mapping[str, Any]:
     targets = config.get("target_modules")
     adapter = {
         "kind": "dora" if config.get("use_dora") else "lora",
-        "r": config.get("r") or 8,
-        **{name: config[name] for name in ("lora_alpha", "lora_dropout") if config.get(name)},
+        **{name: config[name] for name in ("r", "lora_alpha", "lora_dropout") if config.get(name)},
     }
     if targets is None:
         return adapter

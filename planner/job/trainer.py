@@ -15,7 +15,7 @@ from planner.errors import SpecError
 from planner.job import hf_config
 from planner.job.json_text import file_text, read_json
 from planner.job.nodes import Node
-from planner.job.schema import Job, Parallel, Train
+from planner.job.schema import Job, Parallel, Train, Trainer
 from planner.job.yaml_text import read_yaml
 
 _ALLOWED_IN_TRAIN = ("sequence_length", "inputs", "padding")
@@ -33,26 +33,22 @@ _REPLICATING = ("NO", "MULTI_GPU", "MULTI_CPU")
 
 def uses_deepspeed(job: Job) -> bool:
     """Whether the program of a job trains by DeepSpeed's engine."""
-    if job.trainer is None:
-        return bool(job.parallel.deepspeed)
-    accelerate = job.trainer.accelerate
-    return bool(job.trainer.arguments.get("deepspeed")) or accelerate.get("distributed_type") == "DEEPSPEED"
+    files = job.trainer or Trainer()
+    by_accelerate = files.accelerate.get("distributed_type") == "DEEPSPEED"
+    return bool(job.parallel.deepspeed or files.arguments.get("deepspeed") or by_accelerate)
 
 
 def refuse_on_cpu(job: Job) -> None:
     """Raises SpecError for a job with `trainer` whose ranks share the model: on a CPU accelerate 1.15 replicates it."""
-    if job.trainer is None:
-        return
-    arguments, accelerate = job.trainer.arguments, job.trainer.accelerate
-    shares = [f"{ARGUMENTS}.{name}" for name in ("deepspeed", "fsdp") if arguments.get(name)]
-    if accelerate.get("distributed_type", "NO") not in _REPLICATING or accelerate.get("parallelism_config"):
-        shares.append("trainer.accelerate")
-    if shares:
+    files = job.trainer or Trainer()
+    shares = any(files.arguments.get(name) for name in ("deepspeed", "fsdp"))
+    is_whole = files.accelerate.get("distributed_type", "NO") in _REPLICATING
+    if shares or not is_whole or files.accelerate.get("parallelism_config"):
         raise SpecError(
             "the Trainer shares the model among its ranks on GPUs alone",
             allowed="on a CPU: one rank, or ranks that each have the whole model",
             remedy="measure it on a GPU",
-            place=shares[0],
+            place="trainer",
         )
 
 

@@ -1,11 +1,11 @@
 """Trains by transformers' Trainer as a spec's `trainer` says, as one rank: `torchrun ... -m planner.programs.trainer
 BUNDLE`, or `accelerate launch --config_file FILE -m planner.programs.trainer BUNDLE`. The bundle is a file of JSON as
-`planner spec --bundle` prints it. `--steps` ends it after so many optimizer steps."""
+`planner spec --bundle` prints it."""
 
 from __future__ import annotations
 
-import argparse
 import os
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -52,22 +52,7 @@ def read(kind: Any, written: dict[str, Any], place: str) -> Any:
         ) from error
 
 
-class Stop(transformers.TrainerCallback):
-    """Ends the training after so many optimizer steps; 0: never."""
-
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        control.should_training_stop |= state.global_step == self._steps
-
-
-parser = argparse.ArgumentParser()
-parser.add_argument("bundle", type=Path, nargs="?" if BUNDLE else None)
-parser.add_argument("--steps", type=int, default=0)
-given = parser.parse_args()
-
-written = BUNDLE or given.bundle.read_text(encoding="utf-8")
+written = BUNDLE or Path(sys.argv[1]).read_text(encoding="utf-8")
 job = load_bundle(read_json(written, "the bundle"), "the bundle")
 assert job.trainer is not None
 on_cpu = {} if torch.cuda.is_available() else {"use_cpu": True}
@@ -82,6 +67,4 @@ if job.trainer.peft:
     kind = peft.PEFT_TYPE_TO_CONFIG_MAPPING[job.trainer.peft.get("peft_type", "LORA")]
     config = {name: value for name, value in job.trainer.peft.items() if name != "peft_type"}
     model = peft.get_peft_model(model, read(kind, config, "trainer.peft"))
-transformers.Trainer(
-    model=model, args=arguments, train_dataset=samples, eval_dataset=samples, callbacks=[Stop(given.steps)]
-).train()
+transformers.Trainer(model=model, args=arguments, train_dataset=samples, eval_dataset=samples).train()

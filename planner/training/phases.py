@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any
 
@@ -39,17 +39,15 @@ class Phases:
         """Whether the program has named one."""
         self._has_stepped = self._in_backward = False
 
-    @contextmanager
-    def heard(self) -> Iterator[None]:
+    def heard(self) -> AbstractContextManager[None]:
         """Inside, phases that are named, and backwards, are heard of."""
-        with upstream.patch_targets(
+        return upstream.patch_targets(
             "phases heard",
             wrapped={
                 "torch.autograd.profiler:record_function.__enter__": self._entering,
                 "torch.autograd:_engine_run_backward": self._around_backward,
             },
-        ):
-            yield
+        )
 
     def forward_begins(self) -> None:
         """An outermost module is called."""

@@ -33,7 +33,7 @@ from planner.truth.calibration.observation import observe
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring.measure import measure_until_runs_agree
 from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
-from planner.truth.plan_comparison import BESIDE_CPU, Comparison, class_of, render, to_json, with_measurement
+from planner.truth.plan_comparison import Comparison, class_of, render, to_json, with_measurement
 from planner.units import GIB, show_bytes
 
 ALIKE = 0.03
@@ -209,9 +209,8 @@ def validate(
     SpecError and TraceError if the step cannot be traced, StoppedError if `stop` was set.
     """
     job, setting = request.job, choose_setting(request, nodes())
-    target = BESIDE_CPU if _on_cpu(request, conditions) else ""
     source = _IsolatedSource(choose_isolation(job, conditions.isolation))
-    predicted = plan_job(job, source=source, target=target)
+    predicted = plan_job(job, source=source)
     with measuring_workers.start_workers(setting.place, wait_seconds=conditions.wait_seconds, stop=stop) as workers:
         running()
         measurements = _measure_ranks(request, setting, workers, conditions, stop)
@@ -222,7 +221,7 @@ def validate(
         compared.append(
             RankComparison(
                 plan=predicted.plan,
-                events=predicted.events_of(rank, on_cpu=bool(target)),
+                events=predicted.events_of(rank, on_cpu=_on_cpu(request, conditions)),
                 measurement=measurement,
                 outside=outside(job.cluster.gpu, Software(**ran), predicted.plan.communicators),
                 gpu=job.cluster.gpu,
@@ -234,8 +233,8 @@ def validate(
 class _IsolatedSource(TraceSource):
     """Makes each trace in a process of its own: none in that of a service, which other threads use too."""
 
-    def trace_rank(self, job: Job, rank: int, target: str = "") -> Trace:
-        return trace_isolated(job, rank, target, self.isolation)
+    def trace_rank(self, job: Job, rank: int) -> Trace:
+        return trace_isolated(job, rank, self.isolation)
 
 
 def _on_cpu(request: Request, conditions: Conditions) -> bool:

@@ -27,9 +27,12 @@ _MOST_RUNS = {"none": 3, "absent": 3, "present": 8}
 """On a CPU. A process group's threads give tensors back where the profiler does not look, or do not: it is a race."""
 _AGREEING = 2
 _A_MOMENT_BYTES = 1024
-_STEPS = 3
-"""Of a Trainer: state is born in the first, DDP makes its buckets anew in the second."""
-_KEPT_INSIDE = {"report_to": "none", "push_to_hub": False}
+_MEASURED = {
+    "max_steps": 3, "eval_strategy": "no", "eval_on_start": False, "save_strategy": "no",
+    "load_best_model_at_end": False, "report_to": "none", "push_to_hub": False,
+}  # fmt: skip
+"""Of a Trainer its steps are measured, which neither report nor save: state is born in the first, and DDP makes its
+buckets anew in the second."""
 _DEVICE = re.compile(r"(cuda|cpu)(?::(\d+))?")
 _QUIET = {"KINETO_LOG_LEVEL": "99", "TOKENIZERS_PARALLELISM": "false"}
 ALLOCATOR_CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -103,10 +106,10 @@ def measure_once(job: Job, setting: Setting, snapshot: Path | None = None) -> Me
     with tempfile.TemporaryDirectory(prefix="planner-measure-") as made:
         folder = Path(made)
         program = folder / "train.py"
-        line, run_job, options = _start(job, folder)
+        line, run_job = _start(job, folder)
         program.write_text(program_text(run_job), encoding="utf-8")
         ended = measure_program(
-            [sys.executable, str(program), *options],
+            [sys.executable, str(program)],
             World(size=setting.world_size, rank=setting.rank),
             folder,
             environment=_environment(job, line, setting),
@@ -125,28 +128,26 @@ def measure_once(job: Job, setting: Setting, snapshot: Path | None = None) -> Me
     )
 
 
-def _start(job: Job, folder: Path) -> tuple[LaunchLine, Job, tuple[str, ...]]:
-    """How the job's program is started, the job that it is given, and its options: a Trainer reports and saves nowhere
-    else than in `folder`, and is ended after some steps."""
+def _start(job: Job, folder: Path) -> tuple[LaunchLine, Job]:
+    """How the job's program is started, and the job that it is given."""
     if job.trainer is None:
-        return launch_line(job), job, ()
+        return launch_line(job), job
     cluster = job.cluster
     line = parse(trainer_command(job, folder), nodes=cluster.nodes, node_gpus=cluster.gpus_per_node)
-    arguments = {**job.trainer.arguments, **_KEPT_INSIDE, "output_dir": str(folder / "output")}
+    arguments = {**job.trainer.arguments, **_MEASURED, "output_dir": str(folder / "output")}
     trainer = replace(job.trainer, arguments=arguments)
-    return line, replace(job, trainer=trainer), ("--steps", str(_STEPS))
+    return line, replace(job, trainer=trainer)
 
 
 def _environment(job: Job, line: LaunchLine, setting: Setting) -> dict[str, str]:
     """As the launcher starts the program of the rank, with one GPU to each."""
     kind, index = _DEVICE.fullmatch(setting.device).groups()  # type: ignore[union-attr]
     written = {name: value for name, value in asdict(setting).items() if name != "meeting"} | {"device": kind}
-    variables = {
-        **rank_variables(line, setting.rank),
-        **(accelerate_variables(line) if line.launcher is Launcher.ACCELERATE else {}),
-        "LOCAL_RANK": index or "0",
-        "PLANNER_MEASURE_JOB": json.dumps(written),
-    }
+    variables = {**rank_variables(line, setting.rank), "PLANNER_MEASURE_JOB": json.dumps(written)}
+    if "LOCAL_RANK" in variables:  # one process of accelerate's has none
+        variables["LOCAL_RANK"] = index or "0"
+    if line.launcher is Launcher.ACCELERATE:
+        variables |= accelerate_variables(line)
     if kind == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""
     # A rank that is alone meets itself, at any port that is free.

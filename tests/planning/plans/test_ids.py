@@ -57,7 +57,7 @@ def test_what_no_trace_depends_on_is_another_plan_of_the_same_trace(job: Job, tm
     cache = TraceCache(tmp_path)
 
     assert differing(ids(job), ids()) == {"plan"}
-    assert cache._path(job, 0, "") == cache._path(JOB, 0, "")
+    assert cache._path(job, 0) == cache._path(JOB, 0)
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,7 @@ def test_deepspeed_asks_for_the_memory_that_is_free_so_that_is_another_trace(tmp
     cache = TraceCache(tmp_path)
 
     assert identity.trace_id_of(stage) != identity.trace_id_of(half)
-    assert cache._path(stage, 0, "") != cache._path(half, 0, "")
-
-
-def test_a_slice_is_judged_by_the_trace_of_the_whole_gpu() -> None:
-    part = on(gpu=Gpu(name="A100-SXM-80GB:1g.10gb", total_bytes=10 * GIB, arch="sm_80"))
-
-    assert identity.trace_id_of(part, target="sm_80") == identity.trace_id_of(JOB)
+    assert cache._path(stage, 0) != cache._path(half, 0)
 
 
 def test_names_of_a_job_are_no_part_of_its_ids() -> None:

@@ -85,21 +85,21 @@ def test_ranks_that_replicate_keep_what_is_planned_and_have_its_phases(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("said", "place"),
+    "said",
     [
-        ({"arguments": {**FLAGS, "deepspeed": ZERO_2}}, "trainer.arguments.deepspeed"),
-        ({"arguments": {**FLAGS, "fsdp": "full_shard"}}, "trainer.arguments.fsdp"),
-        ({"arguments": FLAGS, "accelerate": {"distributed_type": "FSDP", "fsdp_config": FSDP_2}}, "trainer.accelerate"),
+        {"arguments": {**FLAGS, "deepspeed": ZERO_2}},
+        {"arguments": {**FLAGS, "fsdp": "full_shard"}},
+        {"arguments": FLAGS, "accelerate": {"distributed_type": "FSDP", "fsdp_config": FSDP_2}},
     ],
     ids=["deepspeed", "fsdp", "accelerate"],
 )
 def test_what_a_cpu_does_not_share_is_refused_before_anything_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], said: Mapping[str, Any], place: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], said: Mapping[str, Any]
 ) -> None:
     path = str(spec_of(tmp_path, 2, **said))
 
     for command in ("measure", "validate"):
         assert cli.main([command, path, "--device", "cpu"]) == 2
         assert capsys.readouterr().err.startswith(
-            f"{place}: the Trainer shares the model among its ranks on GPUs alone\n  allowed: "
+            "trainer: the Trainer shares the model among its ranks on GPUs alone\n  allowed: "
         )
