@@ -33,9 +33,10 @@ class Clock:
 
 def stages(path: Path) -> dict[str, float]:
     clock = Clock(BEGAN)
+    from planner.job.layout import Mesh, rank_classes
     from planner.job.loading import load_job
     from planner.planning.plan import plan_from_traces
-    from planner.planning.planned_classes import trace_job
+    from planner.planning.planned_classes import trace_class
 
     job = load_job(path)
     clock.lap("interpreter, spec")
@@ -65,7 +66,8 @@ def stages(path: Path) -> dict[str, float]:
         marked(self, phase, iteration)
 
     Recorder.mark = mark  # type: ignore[method-assign]
-    traces = trace_job(job)
+    classes = rank_classes(Mesh.of(job.parallel))
+    traces = [traced for rank_class in classes for traced in trace_class(job, rank_class)]
     Recorder.mark = marked  # type: ignore[method-assign]
     clock.lap("build and wrap the model", forwards[0])
     clock.lap("iterations, events")

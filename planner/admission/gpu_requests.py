@@ -345,7 +345,7 @@ def plan_part(job: Job, requests: Sequence[GpuRequest]) -> tuple[Job, list[str]]
         of = asked.product or cluster.gpu.name or "the GPU of the spec"
         notes.append(f"{of} has no MIG slice {asked.profile} that planner knows: planned as the spec says")
     elif gpu is not None and gpu.slice:
-        named_gpus.refuse_ranks_on_slice(gpu.name, cluster.nodes * cluster.gpus_per_node, asked.resource)
+        named_gpus.refuse_ranks_on_slice(gpu.name, cluster.ranks, asked.resource)
         if gpu.name != cluster.gpu.name:
             notes.append(f"planned on {gpu.name}, as {asked.resource} says")
         cluster = replace(cluster, gpu=Gpu(name=gpu.name, total_bytes=gpu.total_bytes, arch=gpu.arch))

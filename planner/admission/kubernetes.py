@@ -228,7 +228,7 @@ def differences(asked: JobPods, job: Job) -> list[str]:
     """What the pods ask for and the plan is not of: one sentence each, that names both. Pods without GPUs say
     nothing."""
     sentences = []
-    planned = job.cluster.nodes * job.cluster.gpus_per_node
+    planned = job.cluster.ranks
     count = f"the spec plans {count_gpus(planned)}"
     if asked.gpus and asked.gpus != planned:
         named = " and ".join(asked.resources[:_MOST_RESOURCES])

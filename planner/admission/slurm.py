@@ -97,7 +97,7 @@ def _bundle_on(given: argparse.Namespace, site: Mapping[str, str], notes: list[s
     asked = read_options({name: getattr(given, name.replace("-", "_")) for name in ASKING})
     slices = [request for request in asked.requests if request.profile]
     job, said = plan_part(load_bundle(written), slices)
-    planned = job.cluster.nodes * job.cluster.gpus_per_node
+    planned = job.cluster.ranks
     if asked.gpus and asked.gpus != planned:
         notes.append(f"the job asks for {count_gpus(asked.gpus)}, and the spec plans {count_gpus(planned)}")
     products = asked.products or tuple(filter(None, [site.get("gpu", "")]))

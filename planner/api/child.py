@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from planner import cuda_on_paper
 from planner.job.schema import Job
-from planner.planning.plan import PlanningResult, events_without_clock, plan_job
+from planner.planning.plan import PlanningResult, plan_job
 from planner.planning.preload import PRELOAD, usable
 from planner.planning.trace_source import TraceCache, TraceSource
 from planner.report.class_timeline import timelines_of
@@ -18,8 +17,6 @@ from planner.report.statement import Plan
 from planner.runtime import running
 from planner.runtime.fork_server import ForkServer
 from planner.searching.plan_advice import plan_with_advice
-from planner.truth import plan_comparison
-from planner.truth.plan_comparison import Comparison
 
 
 def call(function: str, *arguments: Any) -> Any:
@@ -50,15 +47,6 @@ def snapshot(job: Job, path: str, rank: int | None) -> None:
     """Writes the rank class of a rank, or the one that decides, for PyTorch's own memory viewer."""
     _, events = _with_traces(job).class_to_draw(rank)
     write_snapshot(Path(path), events, job.allocator.conf)
-
-
-def compare_job(job: Job, measured: str, case: str, rank: int | None) -> list[Comparison]:
-    """The job's plan, made for the device of the measurements, beside them."""
-    path = Path(measured)
-    target = plan_comparison.target_of(path)
-    result = plan_job(job, target=target)
-    events_of = partial(events_without_clock, job, target) if target else result.events_of
-    return plan_comparison.run_compare(result.plan, path, case=case, rank=rank, events_of=events_of)
 
 
 def _with_traces(job: Job) -> PlanningResult:

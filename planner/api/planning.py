@@ -163,8 +163,8 @@ def compare(
     `case` and `rank` choose among the measurements. Raises PlannerError for a file that is neither or has none of
     them, and what :func:`planner.plan` raises.
     """
+    path = Path(measured)
     if isinstance(predicted, Plan):
-        path = Path(measured)
         return tuple(plan_comparison.run_compare(predicted.statement, path, case=case, rank=rank))
     given = read_job(predicted, settings, **words)
-    return tuple(call("compare_job", given.job, os.fspath(measured), case, rank))
+    return tuple(call("planner.planning.plan:compare_job", given.job, path, case, rank))

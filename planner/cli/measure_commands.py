@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +16,7 @@ from planner.hardware.facts import VARIABLE
 from planner.progress import show_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from planner.cli.options import Commands
-    from planner.events import Event
 
 
 _MEASUREMENTS = Path("measurements.jsonl")
@@ -62,12 +58,10 @@ def run_measure(arguments: argparse.Namespace) -> int:
         )
     if not arguments.device:
         raise SpecError("a job is measured, and no device is said", allowed="cuda, cuda:1, cpu", place="--device")
-    from planner.job.trainer import refuse_measuring
     from planner.truth.measuring import measurement_lines, program
     from planner.truth.measuring.measure import make_setting, measure
 
     job = job_of(arguments, is_traced=False)
-    refuse_measuring(job)
     setting = make_setting(job, arguments.device, arguments.rank or 0)
     program.check_writable(arguments.output)
     with show_progress() as progress:
@@ -141,22 +135,18 @@ def run_compare(arguments: argparse.Namespace) -> int:
     """`planner compare`: 0, or what planning and reading raise."""
     from planner.truth import plan_comparison
 
-    target = plan_comparison.target_of(arguments.measured)
     predicted = None
-    events_of: Callable[[int], Sequence[Event]] = plan_comparison.no_events
     if not arguments.set and arguments.job != "-":
         predicted = plan_comparison.read_stored_plan(Path(arguments.job))
-    if predicted is None:  # a job, planned for the target, with its ranks' events
-        from planner.planning.plan import events_without_clock, plan_job
+    if predicted is None:
+        from planner.planning.plan import compare_job
 
-        job = job_of(arguments)
         with show_progress() as progress:
-            result = plan_job(job, progress=progress, target=target)
-        predicted = result.plan
-        events_of = partial(events_without_clock, job, target) if target else result.events_of
-    comparisons = plan_comparison.run_compare(
-        predicted, arguments.measured, case=arguments.case, rank=arguments.rank, events_of=events_of
-    )
+            comparisons = compare_job(job_of(arguments), arguments.measured, arguments.case, arguments.rank, progress)
+    else:
+        comparisons = plan_comparison.run_compare(
+            predicted, arguments.measured, case=arguments.case, rank=arguments.rank
+        )
     print(plan_comparison.format_comparisons(comparisons, as_json=arguments.format == "json"), end="")
     return DONE
 

@@ -214,7 +214,7 @@ def run_spec(arguments: argparse.Namespace) -> int:
     """`planner spec`: 0, or SpecError."""
     from planner.job.loading import bundle_text
     from planner.job.printing import job_yaml, short_yaml
-    from planner.programs import program_text
+    from planner.programs.launching import program_text
 
     if arguments.json_schema:
         from planner.job.spec_keys import json_schema

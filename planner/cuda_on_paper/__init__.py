@@ -20,7 +20,6 @@ from typing import Any
 from planner.cuda_on_paper.libraries import COMPILED_FOR, PRELOAD, build, find_torch
 from planner.errors import TraceError
 from planner.hardware.architectures import ARCHITECTURES, find_architecture
-from planner.job.schema import Gpu
 from planner.runtime.environments.torch_environments import CUDNN_FOLDER
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.user_cache import user_cache
@@ -51,11 +50,6 @@ class PaperGpu:
     arch: str
     total_bytes: int
     count: int = 1
-
-    @classmethod
-    def of(cls, gpu: Gpu, gpus: int, target: str = "") -> PaperGpu:
-        """So many of a GPU of the catalog, with the kernels of `target` (default: its own)."""
-        return cls(gpu.name, target or gpu.target, gpu.total_bytes, gpus)
 
 
 if _ON not in os.environ:  # it is that of the process that started this one (`take_gpu`)

@@ -130,7 +130,7 @@ def _check_sharding(job: Job, document: Node) -> None:
 def _check_size(job: Job, document: Node) -> None:
     """Comes first: whatever a degree stands for is counted only where this lets it pass."""
     degrees = axis_degrees(job.parallel)
-    ranks = max(math.prod(degrees.values()), job.cluster.nodes * job.cluster.gpus_per_node)
+    ranks = max(math.prod(degrees.values()), job.cluster.ranks)
     place, problem, allowed = _place_of_ranks(document), f"the job has {ranks} ranks or GPUs", f"at most {MOST_RANKS}"
     document.refuse_job_if(ranks > MOST_RANKS, place, problem, allowed=allowed, remedy=_CHANGE_RANKS)
     apart = {name: degrees[name] for name in DISTINCT_AXES}
@@ -200,7 +200,7 @@ def _check_cluster(job: Job, document: Node) -> None:
     document.refuse_if(total and held >= total, path, problem, allowed="less than the GPU has")
     has_nothing, allowed = total and cluster.capacity_bytes <= 0, "a number above 0, at most 1"
     document.refuse_if(has_nothing, "cluster.gpu_fraction", "leaves the job nothing", allowed=allowed)
-    gpus, ranks = cluster.nodes * cluster.gpus_per_node, math.prod(degrees.values())
+    gpus, ranks = cluster.ranks, math.prod(degrees.values())
     named_gpus.refuse_ranks_on_slice(cluster.gpu.name, ranks, document.nearest_to("cluster.gpu").place)
     product = " * ".join(f"{name}({degree})" for name, degree in degrees.items())
     document.refuse_job_if(

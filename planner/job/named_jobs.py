@@ -174,12 +174,10 @@ def _read_adapter(config: Mapping[str, Any], node: Node) -> Mapping[str, Any]:
     """`model.adapter` of a spec as an adapter_config.json says it. Raises SpecError for other adapters than LoRA."""
     if config["peft_type"] != "LORA":
         raise node.fault("peft_type", f"is {config['peft_type']}", allowed="LORA", remedy=f"write it in {_PEFT}")
-    targets, alpha = config.get("target_modules"), config.get("lora_alpha") or 8
+    targets = config.get("target_modules")
     adapter = {
         "kind": "dora" if config.get("use_dora") else "lora",
-        "r": config.get("r") or 8,
-        "alpha": int(alpha) if isinstance(alpha, float) else alpha,
-        "dropout": config.get("lora_dropout") or 0.0,
+        **{name: config[name] for name in ("r", "lora_alpha", "lora_dropout") if config.get(name)},
     }
     if targets is None:
         return adapter

@@ -81,15 +81,13 @@ class Adapter:
     rest is float32, by peft's prepare_model_for_kbit_training."""
     r: Count = 8
     """The rank of the layers."""
-    alpha: Count = 8
-    """Scales what the layers add; without effect on memory."""
-    dropout: Annotated[float, number("a number from 0 to 1", 0, 1)] = 0.0
-    """Before the layers; above 0 it keeps a mask."""
     target_modules: Annotated[
         tuple[str, ...], like(r"[\w.]+|all-linear", "names of modules (q_proj), or all-linear")
     ] = ()
     """Names of the modules that are adapted, or all-linear alone (peft's word: all linear layers but the head); empty:
     those that peft knows for the architecture."""
+    arguments: PlainData = field(default_factory=dict)
+    """Any other key is an argument of peft's LoraConfig: lora_alpha, lora_dropout, use_rslora, ..."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,6 +389,11 @@ class Cluster:
     CUDA's Multi-Process Service (CUDA_MPS_PINNED_DEVICE_MEM_LIMIT); 0: all."""
     host_memory: HostBytes = 0
     """Bytes of each node's main memory that the job may use, in a container its limit; 0: not said, and not judged."""
+
+    @property
+    def ranks(self) -> int:
+        """Of the job: one to each GPU."""
+        return self.nodes * self.gpus_per_node
 
     @property
     def capacity_bytes(self) -> int:

@@ -74,29 +74,29 @@ def _recompute(node: Node) -> Node:
     return node
 
 
-def _compile(kind: type, node: Node) -> Node:
-    """`true` asks for every default; names of scopes stand for the mapping with them; a lone name for a list."""
+def _compiled(node: Node) -> Node:
+    """`true` asks for every default; names of scopes stand for the mapping with them."""
     if node.value is True:
         return replace(node, value={})
     if node.value is not None and not isinstance(node.value, dict):
         node = replace(node, value={"scope": node})
-    if isinstance(node.value, dict) and "scope" in node.value and isinstance(node.value["scope"].value, str):
-        scope = node.value["scope"]
-        node = replace(node, value={**node.value, "scope": replace(scope, value=[scope], written="")})
-    return _with_arguments(kind, node)
+    return _with_arguments(schema.Compile, _listed(node, "scope"))
 
 
 _optimizer = partial(_with_arguments, schema.Optimizer)
 _replicas = partial(_with_arguments, schema.DpReplicate)
-_compiled = partial(_compile, schema.Compile)
+
+
+def _listed(node: Node, key: str) -> Node:
+    """With a list in the place of a lone name."""
+    given = node.value.get(key) if isinstance(node.value, dict) else None
+    if given is None or not isinstance(given.value, str) or not isinstance(node.value, dict):
+        return node
+    return replace(node, value={**node.value, key: replace(given, value=[given], written="")})
 
 
 def _adapter(node: Node) -> Node:
-    """A lone name of a module, or all-linear, for a list."""
-    given = node.value.get("target_modules") if isinstance(node.value, dict) else None
-    if given is None or not isinstance(given.value, str) or not isinstance(node.value, dict):
-        return node
-    return replace(node, value={**node.value, "target_modules": replace(given, value=[given], written="")})
+    return _with_arguments(schema.Adapter, _listed(node, "target_modules"))
 
 
 def _gpu(node: Node) -> Node:

@@ -111,7 +111,7 @@ def _children(node: Node, folder: Path | None) -> dict[str, Node] | None:
     return node.value if isinstance(node.value, dict) else None
 
 
-_COUNTS = {"r": "r", "rank": "r", "alpha": "alpha", "lora_alpha": "alpha"}
+_COUNTS = {"r": "r", "rank": "r", "alpha": "lora_alpha", "lora_alpha": "lora_alpha"}
 _TARGETS = ("target", "targets", "target_modules")
 
 
@@ -126,8 +126,8 @@ def read_lora(kind: str, text: str, place: str) -> dict[str, Any]:
             key, value = "r", part
         if key in _COUNTS and value.isdecimal() and len(value) < 10:
             adapter[_COUNTS[key]] = int(value)
-        elif key == "dropout" and value.replace(".", "", 1).isdecimal() and len(value) < 20:
-            adapter["dropout"] = float(value)
+        elif key in ("dropout", "lora_dropout") and value.replace(".", "", 1).isdecimal() and len(value) < 20:
+            adapter["lora_dropout"] = float(value)
         elif key in _TARGETS and value:
             adapter["target_modules"] = list(filter(None, value.split("+")))
         else:

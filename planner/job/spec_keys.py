@@ -20,6 +20,7 @@ from planner.job.field_checks import Check
 NAMED = "NAME"
 """Stands in paths for a name that people choose (`train.inputs.NAME.shape`)."""
 OPEN: Mapping[type, str] = {
+    schema.Adapter: "arguments of LoraConfig",
     schema.Optimizer: "arguments of the optimizer",
     schema.Compile: "arguments of torch.compile",
     schema.DpReplicate: "arguments of DistributedDataParallel",

@@ -15,26 +15,12 @@ from planner.errors import SpecError
 from planner.job import hf_config
 from planner.job.json_text import file_text, read_json
 from planner.job.nodes import Node
-from planner.job.schema import Job, Parallel, Train
+from planner.job.schema import Job, Parallel, Train, Trainer
 from planner.job.yaml_text import read_yaml
 
 _ALLOWED_IN_TRAIN = ("sequence_length", "inputs", "padding")
 """What a batch has; all else of `train` is said in `trainer.arguments`."""
 _WHERE = "trainer.arguments, the file of accelerate or that of DeepSpeed"
-
-
-def refuse_measuring(job: Job) -> None:
-    """Raises SpecError for a job with `trainer` where one rank's step of a spec is to be measured."""
-    if job.trainer is not None:
-        raise SpecError(
-            "a job with `trainer` is measured as the program that it is",
-            allowed="a spec whose train and parallel say what a step does",
-            remedy="planner spec JOB --program > job.py; planner measure -- torchrun job.py; planner compare JOB"
-            " measurements.jsonl",
-            place="trainer",
-        )
-
-
 FILES = ("trainer.arguments", "trainer.accelerate", "trainer.peft")
 """Keys that may name a file, which may name further ones."""
 ARGUMENTS = FILES[0]
@@ -51,6 +37,29 @@ _USUAL_MICRO_BATCH = 8
 """Of TrainingArguments (transformers 5.23, training_args.py)."""
 _WITH_THE_SAME_SAMPLES = ("tp", "cp", "sp")
 """Axes of accelerate's `parallelism_config` whose ranks share their samples (1.15, parallelism_config.py)."""
+_REPLICATING = ("NO", "MULTI_GPU", "MULTI_CPU")
+"""Values of accelerate's `distributed_type` with which every rank has the whole model."""
+
+
+def uses_deepspeed(job: Job) -> bool:
+    """Whether the program of a job trains by DeepSpeed's engine."""
+    files = job.trainer or Trainer()
+    by_accelerate = files.accelerate.get("distributed_type") == "DEEPSPEED"
+    return bool(files.arguments.get("deepspeed") or by_accelerate)
+
+
+def refuse_on_cpu(job: Job) -> None:
+    """Raises SpecError for a job with `trainer` whose ranks share the model: on a CPU accelerate 1.15 replicates it."""
+    files = job.trainer or Trainer()
+    shares = any(files.arguments.get(name) for name in ("deepspeed", "fsdp"))
+    is_whole = files.accelerate.get("distributed_type", "NO") in _REPLICATING
+    if shares or not is_whole or files.accelerate.get("parallelism_config"):
+        raise SpecError(
+            "the Trainer shares the model among its ranks on GPUs alone",
+            allowed="on a CPU: one rank, or ranks that each have the whole model",
+            remedy="measure it on a GPU",
+            place="trainer",
+        )
 
 
 def in_its_words(path: str, value: Any) -> tuple[str, Any]:
@@ -95,7 +104,7 @@ def _count(job: Job, key: str, usual: int) -> int:
 def ranks_with_samples(job: Job) -> int:
     """Ranks of a job with `trainer` that take different samples."""
     assert job.trainer is not None
-    ranks, config = job.cluster.nodes * job.cluster.gpus_per_node, job.trainer.accelerate.get("parallelism_config")
+    ranks, config = job.cluster.ranks, job.trainer.accelerate.get("parallelism_config")
     sizes = config if isinstance(config, Mapping) else {}
     for axis in _WITH_THE_SAME_SAMPLES:
         degree = sizes.get(f"parallelism_config_{axis}_size", 1)

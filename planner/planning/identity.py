@@ -26,12 +26,11 @@ changes an answer raises it by one, and no plan, trace or search that was stored
 print it as their allocator rules."""
 
 
-def trace_id_of(job: Job, versions: Mapping[str, str] | None = None, *, target: str = "") -> str:
+def trace_id_of(job: Job, versions: Mapping[str, str] | None = None) -> str:
     """What the traces of this job are stored under, with the software of this process, or with these `versions` of
-    another one (:func:`every_version`); the same for jobs that differ in what no trace depends on. `target` is another
-    than that of the job's GPU."""
+    another one (:func:`every_version`); the same for jobs that differ in what no trace depends on."""
     known = versions or every_version()
-    return loading.trace_id(traced_part(job), {**_software_of(job, known), "target": target or job.cluster.gpu.target})
+    return loading.trace_id(traced_part(job), {**_software_of(job, known), "target": job.cluster.gpu.target})
 
 
 def plan_id_of(job: Job, provenance: Provenance, versions: Mapping[str, str] | None = None) -> str:

@@ -13,7 +13,7 @@ from planner.job.launching.line import LaunchLine
 from planner.job.layout import axis_degrees, tokens_of_step
 from planner.job.schema import DataLoader, Gpu, Job, Software
 from planner.planning.identity import installed_torch
-from planner.programs import launch_line
+from planner.programs.launching import launch_line
 from planner.runtime.limits import Limits
 from planner.runtime.walled_program import WalledProgram
 from planner.tracing.program.rank_process import USUAL_LIMITS

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from planner.allocator.timeline import Timeline
 from planner.events import Event
@@ -26,7 +27,7 @@ from planner.tracing.program import rank_process
 from planner.tracing.program.rank_orders import RankRun
 from planner.truth.calibration.interval import Calibration
 from planner.truth.calibration.learning import measured_calibration
-from planner.truth.plan_comparison import class_of
+from planner.truth.plan_comparison import Comparison, class_of, is_of_cpu, run_compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,13 @@ class PlanningResult:
     def timelines(self) -> tuple[Timeline, ...]:
         return tuple(one.timeline for one in self.judged)
 
-    def events_of(self, rank: int) -> tuple[Event, ...]:
-        """What was predicted for a rank, by the trace of its class; nothing for a rank that the job does not have."""
-        return next((traced.trace.written_out() for traced in self.traces if rank in traced.rank_class.ranks), ())
+    def events_of(self, rank: int, *, on_cpu: bool = False) -> tuple[Event, ...]:
+        """What was predicted for a rank, by its class, or what it does on a CPU, where memory is free when the host
+        gives it up; nothing for a rank that the job does not have."""
+        judged = next((one for one in self.judged if rank in one.share.rank_class.ranks), None)
+        if judged is None:
+            return ()
+        return (judged.share.run.trace if on_cpu else judged.trace).written_out()
 
     def class_to_draw(self, rank: int | None) -> tuple[RankClassStatement, Sequence[Event]]:
         """The rank class of a rank, or the one that decides, and what it did until repeating it changes nothing more.
@@ -68,17 +73,11 @@ class PlanningResult:
         return statement, self.traces[self.plan.rank_classes.index(statement)].trace.events
 
 
-def events_without_clock(job: Job, target: str, rank: int) -> tuple[Event, ...]:
-    """What a rank does: memory is free when the host gives it up, as on a CPU."""
-    return USUAL_SOURCE.trace_rank(job, rank, target).written_out()
-
-
 def plan_job(
     job: Job,
     calibration: Calibration | None = None,
     *,
     source: TraceSource = USUAL_SOURCE,
-    target: str = "",
     processes: int = 1,
     keep_traces: bool = True,
     progress: Progress = lambda _: None,
@@ -86,8 +85,8 @@ def plan_job(
     """The plan of a job, by the program that its spec is; with its traces and timelines unless it was made in several
     processes without `keep_traces`.
 
-    `calibration`: by default what was measured; `source` gives the traces; `target` says whose kernels are traced (by
-    default the GPU's). Raises SpecError, TraceError or AllocatorConfError for what cannot be planned.
+    `calibration`: by default what was measured; `source` gives the traces. Raises SpecError, TraceError or
+    AllocatorConfError for what cannot be planned.
     """
     refuse_unplannable(job)
     began = time.perf_counter()
@@ -98,13 +97,23 @@ def plan_job(
         with started_trainer(job, known, source.isolation) as work:
             return plan_program(work, progress)
     work = inputs_of_job(job, known)
-    asked = PlanningInputs(work=work, source=source, target=target, processes=processes, keep_traces=keep_traces)
+    asked = PlanningInputs(work=work, source=source, processes=processes, keep_traces=keep_traces)
     classes = plan_classes(asked, progress)
     judged = [one for planned in classes for one in planned.judged]
     # Trace and replay add up the seconds of all processes; the total is by the clock.
     replay_seconds = sum(planned.replay_seconds for planned in classes)
     result = _state(work, [one.share for one in judged], judged, replay_seconds, time.perf_counter() - began)
     return result if all(planned.whole for planned in classes) else replace(result, runs=(), judged=())
+
+
+def compare_job(
+    job: Job, measured: Path, case: str = "", rank: int | None = None, progress: Progress = lambda _: None
+) -> list[Comparison]:
+    """The job's plan beside a snapshot, or the measurements of a file."""
+    on_cpu = is_of_cpu(measured)
+    result = plan_job(job, progress=progress)
+    events_of = partial(result.events_of, on_cpu=on_cpu)
+    return run_compare(result.plan, measured, case=case, rank=rank, events_of=events_of)
 
 
 def plan_from_traces(

@@ -35,12 +35,11 @@ _NO_TIMELINE = replay(())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningInputs:
-    """The program of a spec, and how it is planned. `source` gives the traces; `target` says whose kernels are traced
-    (default: the job's GPU); `processes` is how many there may be at a time."""
+    """The program of a spec, and how it is planned. `source` gives the traces; `processes` is how many there may be
+    at a time."""
 
     work: ProgramInputs
     source: TraceSource = USUAL_SOURCE
-    target: str = ""
     processes: int = 1
     keep_traces: bool = True
     """Whether events and timelines are wanted: they are large where they travel between processes."""
@@ -77,15 +76,14 @@ def trace_class(
     rank_class: RankClass,
     progress: Progress = lambda _: None,
     source: TraceSource = USUAL_SOURCE,
-    target: str = "",
 ) -> Iterator[RankTrace]:
     """The trace of one rank class, or of each of its parts."""
     progress(f"tracing ranks {rank_class.ranks}{', compiling' if job.train.compile else ''}")
-    trace = source.trace_rank(job, rank_class.representative, target)
+    trace = source.trace_rank(job, rank_class.representative)
     for part in parts_of_class(job, rank_class, trace):
         if part.representative != rank_class.representative:
             progress(f"tracing ranks {part.ranks}, which do not do the same as rank {rank_class.representative}")
-            trace = source.trace_rank(job, part.representative, target)
+            trace = source.trace_rank(job, part.representative)
         yield RankTrace(part, trace)
 
 
@@ -94,12 +92,6 @@ def parts_of_class(job: Job, rank_class: RankClass, trace: Trace) -> tuple[RankC
     mesh = Mesh.of(job.parallel)
     parts = parts_of(mesh, rank_class, trace.sharded_dims, trace.parts)
     return set_first_apart(mesh, parts) if first_rank_differs(job.train) else parts
-
-
-def trace_job(job: Job) -> tuple[RankTrace, ...]:
-    """One trace for each rank class; where shards do not divide, one for each part of the class besides."""
-    classes = rank_classes(Mesh.of(job.parallel))
-    return tuple(rank_trace for rank_class in classes for rank_trace in trace_class(job, rank_class))
 
 
 def assign_ranks(job: Job, by_representative: Mapping[int, Trace]) -> tuple[RankTrace, ...]:
@@ -130,7 +122,7 @@ def plan_classes(work: PlanningInputs, progress: Progress = lambda _: None) -> S
 def _plan_class(work: PlanningInputs, rank_class: RankClass, progress: Progress = lambda _: None) -> PlannedClass:
     judged: list[JudgedRank] = []
     replay_seconds = 0.0
-    for rank_trace in trace_class(work.job, rank_class, progress, work.source, work.target):
+    for rank_trace in trace_class(work.job, rank_class, progress, work.source):
         began = time.perf_counter()
         judged += judge_devices(work.work, share_of_class(work.job, rank_trace))
         replay_seconds += time.perf_counter() - began

@@ -43,12 +43,12 @@ class TraceCache:
         folder = traces_folder(environment)
         return None if folder is None else cls(folder)
 
-    def has(self, job: Job, rank: int, target: str = "") -> bool:
-        return self._path(job, rank, target).is_file()
+    def has(self, job: Job, rank: int) -> bool:
+        return self._path(job, rank).is_file()
 
-    def load(self, job: Job, rank: int, target: str = "") -> Trace | None:
+    def load(self, job: Job, rank: int) -> Trace | None:
         """The trace that was stored; None if there is none, or it is damaged."""
-        path = self._path(job, rank, target)
+        path = self._path(job, rank)
         try:
             unpacking = zlib.decompressobj()
             text = unpacking.decompress(path.read_bytes(), _LARGEST_TEXT_BYTES)
@@ -60,7 +60,7 @@ class TraceCache:
             return None
         return trace
 
-    def store(self, job: Job, rank: int, target: str, trace: Trace) -> None:
+    def store(self, job: Job, rank: int, trace: Trace) -> None:
         """Keep the trace, and no more than `most_bytes` with the others."""
         content = zlib.compress(rank_trace.dumps(trace).encode(), 1)
         with contextlib.suppress(OSError):
@@ -70,7 +70,7 @@ class TraceCache:
             new = Path(name)
             try:
                 new.write_bytes(content)
-                new.replace(self._path(job, rank, target))
+                new.replace(self._path(job, rank))
             finally:
                 new.unlink(missing_ok=True)
             room = self.most_bytes
@@ -80,8 +80,8 @@ class TraceCache:
                 if room < 0:
                     path.unlink(missing_ok=True)
 
-    def _path(self, job: Job, rank: int, target: str) -> Path:
-        return self.folder / f"{identity.trace_id_of(job, target=target)}-{rank}{_SUFFIX}"
+    def _path(self, job: Job, rank: int) -> Path:
+        return self.folder / f"{identity.trace_id_of(job)}-{rank}{_SUFFIX}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +91,17 @@ class TraceSource:
     isolation: Isolation = USUAL_ISOLATION
     cache: TraceCache | None = None
 
-    def trace_rank(self, job: Job, rank: int, target: str = "") -> Trace:
+    def trace_rank(self, job: Job, rank: int) -> Trace:
         """What one rank does. Raises SpecError or TraceError where it cannot be traced."""
         refuse_missing_packages(job)
         if job.model.factory:  # what the code of a factory does, no cache knows
-            return trace_isolated(job, rank, target, self.isolation)
-        known = self.cache.load(job, rank, target) if self.cache else None
+            return trace_isolated(job, rank, self.isolation)
+        known = self.cache.load(job, rank) if self.cache else None
         if known is not None:
             return known
-        made = _trace(job, rank, target)
+        made = _trace(job, rank)
         if self.cache is not None:
-            self.cache.store(job, rank, target, made)
+            self.cache.store(job, rank, made)
         return made
 
     def knows(self, job: Job, ranks: list[int]) -> bool:
@@ -120,12 +120,12 @@ def build_paper_gpu() -> None:
     cuda_on_paper.lasting_server(TRACER).start()
 
 
-def _trace(job: Job, rank: int, target: str) -> Trace:
+def _trace(job: Job, rank: int) -> Trace:
     is_free = "torch" not in sys.modules or "planner.paper" in sys.modules  # before torch
-    if not is_free or not cuda_on_paper.can_take(target or job.cluster.gpu.target):
+    if not is_free or not cuda_on_paper.can_take(job.cluster.gpu.target):
         server = cuda_on_paper.lasting_server(PRELOAD if job.model.hf_config else TRACER)
-        return trace_isolated(job, rank, target, _NO_LIMITS, server=server)
+        return trace_isolated(job, rank, _NO_LIMITS, server=server)
     with shell_put_aside():
         from planner.tracing import job_program
 
-        return job_program.trace(job, rank, target)
+        return job_program.trace(job, rank)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from planner.job.launching.line import parse
-from planner.job.loading import bundle
-from planner.job.printing import plain_yaml
 from planner.job.schema import Job
 from planner.job.trainer import accumulation_steps, micro_batch_size, ranks_with_samples
 from planner.planning.inputs import ProgramInputs, inputs_of
+from planner.programs.launching import trainer_command
 from planner.runtime.walled_program import WalledProgram
 from planner.tracing.isolated import USUAL_ISOLATION, Isolation
 from planner.tracing.program.rank_process import program_limits
 from planner.truth.calibration.interval import Calibration
-
-PROGRAM = "planner.programs.trainer"
 
 
 @contextmanager
@@ -42,7 +37,7 @@ def started_trainer(
 
 def program_of(job: Job, folder: Path) -> ProgramInputs:
     """What is run and judged of a job with `trainer`; files that it takes are written to `folder`. Raises SpecError."""
-    words, cluster = command(job, folder), job.cluster
+    words, cluster = trainer_command(job, folder), job.cluster
     tokens = micro_batch_size(job) * accumulation_steps(job) * (job.train.sequence_length or 0)
     shown = [word.removeprefix(f"{folder}/") for word in words]
     return inputs_of(
@@ -53,37 +48,5 @@ def program_of(job: Job, folder: Path) -> ProgramInputs:
         batches=0,  # all are of one size
         host_memory_bytes=cluster.host_memory,
         job=job,
-        tokens=tokens * ranks_with_samples(job) / (cluster.nodes * cluster.gpus_per_node),
+        tokens=tokens * ranks_with_samples(job) / cluster.ranks,
     )
-
-
-def command(job: Job, folder: Path) -> list[str]:
-    """How the program is started on the job's nodes; the files that it takes are written to `folder`."""
-    assert job.trainer is not None
-    nodes, ranks = job.cluster.nodes, job.cluster.nodes * job.cluster.gpus_per_node
-    spec = _write(folder / "job.json", json.dumps(bundle(job)))
-    conf = job.allocator.conf
-    words = ["env", f"PYTORCH_ALLOC_CONF={conf}"] if conf else []
-    if job.trainer.accelerate:
-        config = _write(folder / "accelerate.yaml", plain_yaml(dict(_with_files(job.trainer.accelerate, folder))))
-        words += ["accelerate", "launch", "--config_file", config]
-        words += ["--num_machines", str(nodes), "--num_processes", str(ranks)]
-    else:
-        words += ["torchrun", "--nnodes", str(nodes), "--nproc-per-node", str(job.cluster.gpus_per_node)]
-    return [*words, "-m", PROGRAM, spec]
-
-
-def _write(path: Path, text: str) -> str:
-    path.write_text(text, encoding="utf-8")
-    return str(path)
-
-
-def _with_files(config: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, Any]]:
-    """accelerate's config, the file that it names written again."""
-    for key, value in config.items():
-        if key == "deepspeed_config" and isinstance(value, Mapping):
-            yield key, dict(_with_files(value, folder))
-        elif key == "deepspeed_config_file" and isinstance(value, Mapping):
-            yield key, _write(folder / "deepspeed.json", json.dumps(value))
-        else:
-            yield key, value

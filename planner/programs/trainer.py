@@ -4,6 +4,7 @@ BUNDLE`, or `accelerate launch --config_file FILE -m planner.programs.trainer BU
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -54,7 +55,10 @@ def read(kind: Any, written: dict[str, Any], place: str) -> Any:
 written = BUNDLE or Path(sys.argv[1]).read_text(encoding="utf-8")
 job = load_bundle(read_json(written, "the bundle"), "the bundle")
 assert job.trainer is not None
-arguments = read(transformers.TrainingArguments, dict(job.trainer.arguments), "trainer.arguments")
+on_cpu = {} if torch.cuda.is_available() else {"use_cpu": True}
+if on_cpu and os.environ.get("WORLD_SIZE") == "1":
+    os.environ.pop("LOCAL_RANK", None)  # by which accelerate, on a CPU alone, replicates a model that has no peers
+arguments = read(transformers.TrainingArguments, {**job.trainer.arguments, **on_cpu}, "trainer.arguments")
 model = transformers_models.from_config(job.model, getattr(torch, job.model.parameter_dtype))
 samples = Samples()
 if job.trainer.peft:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from planner.events import Phase
 from planner.roles import pipelines, replication, sharding
 from planner.roles.modules import ModuleRoles
 from planner.roles.recording import RoleRecorder
-from planner.training.phases import hear_phases
+from planner.training.phases import Phases
 
 _CHECKPOINTS = (Phase.CHECKPOINT_LOAD, Phase.CHECKPOINT_SAVE)
 
@@ -44,7 +45,7 @@ def watch_parallelism(recorder: RoleRecorder) -> Iterator[None]:
 
 @contextmanager
 def watch_training(recorder: TrainingRecorder, device_type: str) -> Iterator[None]:
-    """Inside, the recorder hears of the phases that a program names, and what its memory on a type of device is for."""
+    """Inside, the recorder hears of a program's phases, and what its memory on a type of device is for."""
     modules, is_root = ModuleRoles(recorder, device_type), WeakIdKeyDictionary()
     stepped: WeakSet[Optimizer] = WeakSet()
     now = Phase.LOAD
@@ -65,6 +66,8 @@ def watch_training(recorder: TrainingRecorder, device_type: str) -> Iterator[Non
             modules.take(module)
         elif is_root[module]:
             modules.take_again(module)
+        if is_root[module]:
+            phases.forward_begins()
 
     def step_begins(optimizer: Optimizer, *_arguments: Any) -> None:
         if now not in _CHECKPOINTS:
@@ -74,8 +77,12 @@ def watch_training(recorder: TrainingRecorder, device_type: str) -> Iterator[Non
         stepped.add(optimizer)
         if now not in _CHECKPOINTS:
             modules.assign_state(optimizer)
+            phases.step_ends()
+            if not phases.are_named:  # as where it is planned
+                gc.collect()
 
-    with watch_parallelism(recorder), hear_phases(begins), ExitStack() as hooks:
+    phases = Phases(begins)
+    with watch_parallelism(recorder), phases.heard(), ExitStack() as hooks:
         for handle in (
             register_module_forward_pre_hook(forward_begins),
             register_optimizer_step_pre_hook(step_begins),

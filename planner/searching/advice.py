@@ -159,8 +159,7 @@ def more_gpus(job: Job) -> Iterator[Step]:
     cluster, parallel, train = job.cluster, job.parallel, job.train
     data = parallel.dp_replicate.degree * parallel.dp_shard.degree
     times = 2
-    while cluster.nodes * cluster.gpus_per_node * times <= _MOST_GPUS:
-        gpus = cluster.nodes * cluster.gpus_per_node * times
+    while (gpus := cluster.ranks * times) <= _MOST_GPUS:
         per_node = min(gpus, max(USUAL_NODE, cluster.gpus_per_node)) if cluster.nodes == 1 else cluster.gpus_per_node
         if gpus % per_node:
             per_node = cluster.gpus_per_node
@@ -186,7 +185,7 @@ def adapters(job: Job, kind: str) -> Iterator[Step]:
         change = {} if kind == "qlora" else trainer_axes.adapter_change(job)
     else:
         half = "float16" if job.train.precision == "fp16_autocast" else "bfloat16"
-        change = {"model.adapter": {"kind": kind, "r": 16, "alpha": 32}, "model.parameter_dtype": half}
+        change = {"model.adapter": {"kind": kind, "r": 16}, "model.parameter_dtype": half}
     if change:
         yield from _steps(job, change, {**change, **_recomputed(job)})
 
@@ -406,7 +405,7 @@ class _Trial:
     def search_layouts(self, until: float) -> None:
         """Other layouts of the same GPUs, the cheapest by the roofline first where it knows the model."""
         job, advised = self.job, self.advised
-        gpus, per_node = job.cluster.nodes * job.cluster.gpus_per_node, job.cluster.gpus_per_node
+        gpus, per_node = job.cluster.ranks, job.cluster.gpus_per_node
         if self.plans.is_over:
             self._leave(_LAYOUTS_NAME)
             return

@@ -294,7 +294,7 @@ def _lora(value: Any, place: str) -> Change:
         return {"model.adapter": None}
     if not str(value).isdecimal():
         raise SpecError(f"lora cannot be {value!a}", allowed="ranks (8,16), 0 for none", place=place)
-    return {"model.adapter": {"kind": "lora", "r": int(value), "alpha": 2 * int(value)}}
+    return {"model.adapter": {"kind": "lora", "r": int(value)}}
 
 
 def _one_of(name: str, is_one: Callable[[Any], bool], allowed: str) -> Callable[[Any, str], Change]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from planner.job.printing import short_yaml
 from planner.job.schema import Job
-from planner.planning.identity import traced_part
+from planner.planning.identity import trace_id_of
 from planner.planning.judging import RankTrace
 from planner.planning.plan import PlanningResult, plan_job
 from planner.planning.planned_classes import Progress
@@ -27,9 +27,8 @@ from planner.units import show_bytes
 class RememberedTraces(TraceSource):
     """A source that has the traces of one job, and asks another source for any other."""
 
-    job: Job | None = None
-    """Without what no trace depends on."""
-    target: str = ""
+    trace_id: str = ""
+    """Of the job."""
     traces: Mapping[int, Trace] = field(default_factory=dict)
     """By rank."""
 
@@ -39,16 +38,12 @@ class RememberedTraces(TraceSource):
         if not traces:
             return source
         by_rank = {traced.rank_class.representative: traced.trace for traced in traces}
-        return cls(
-            isolation=source.isolation, cache=source.cache, job=traced_part(job), target=job.cluster.gpu.target,
-            traces=by_rank,
-        )  # fmt: skip
+        return cls(isolation=source.isolation, cache=source.cache, trace_id=trace_id_of(job), traces=by_rank)
 
-    def trace_rank(self, job: Job, rank: int, target: str = "") -> Trace:
-        is_same = job.cluster.gpu.target == self.target and traced_part(job) == self.job
-        if rank in self.traces and not target and is_same:
+    def trace_rank(self, job: Job, rank: int) -> Trace:
+        if rank in self.traces and trace_id_of(job) == self.trace_id:
             return self.traces[rank]
-        return TraceSource.trace_rank(self, job, rank, target)
+        return TraceSource.trace_rank(self, job, rank)
 
 
 def add_advice(

@@ -87,14 +87,14 @@ class SearchRequest:
         """The job on the GPUs that are asked for; `option` is how the caller writes the name of a field. Raises
         SpecError."""
         job, names = self.job, self.gpu
-        gpus, per_node = _count(job), job.cluster.gpus_per_node
+        gpus, per_node = job.cluster.ranks, job.cluster.gpus_per_node
         if self.gpus:
             count = read_gpus(self.gpus, names, option)
             gpus, per_node = count.nodes * count.gpus_per_node, count.gpus_per_node
             names = names or ((count.name,) if count.name else ())
         if names:
             job = job_on_gpu(job, names[0], place=option("gpu"))
-        batch = global_batch_of(job) * (gpus if _count(job) == 1 else 1)
+        batch = global_batch_of(job) * (gpus if job.cluster.ranks == 1 else 1)
         return PlacedJob(
             job=job, gpus=gpus, per_node=per_node, gpu_names=names, global_batch=self.global_batch or batch
         )
@@ -175,10 +175,6 @@ def read_job_member(given: Any) -> Job:
     if not isinstance(given, Mapping):
         raise SpecError("the job is not an object", allowed=_A_JOB, place="job")
     return load_bundle(given, "job") if "schema" in given else load_document(given, "job")
-
-
-def _count(job: Job) -> int:
-    return job.cluster.nodes * job.cluster.gpus_per_node
 
 
 def written_axes(given: Any) -> tuple[str, ...]:

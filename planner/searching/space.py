@@ -159,7 +159,7 @@ class Space:
             axis = "dp_replicate" if replicates else "dp_shard"
             degrees = axis_degrees(job.parallel)
             others = math.prod(degrees.values()) // degrees[axis]
-            gpus = job.cluster.nodes * job.cluster.gpus_per_node
+            gpus = job.cluster.ranks
             if not self._varies(axis) and gpus % others:
                 return DIVIDES
             change[f"parallel.{axis}.degree"] = degrees[axis] if self._varies(axis) else gpus // others
@@ -335,7 +335,7 @@ def _tokens(job: Job) -> bool:
 
 RULES: dict[str, Rule] = {
     "the product of the degrees is the number of GPUs": lambda job: (
-        math.prod(axis_degrees(job.parallel).values()) == job.cluster.nodes * job.cluster.gpus_per_node
+        math.prod(axis_degrees(job.parallel).values()) == job.cluster.ranks
     ),
     "tensor parallelism stays inside of a node": lambda job: job.parallel.tp.degree <= job.cluster.gpus_per_node,
     "tp divides the heads, the key-value heads, the feed-forward and the vocabulary": _heads,

@@ -89,7 +89,6 @@ _MODULE = "a callable that returns an nn.Module"
 def trace_isolated(
     job: Job,
     rank: int = 0,
-    target: str = "",
     isolation: Isolation = USUAL_ISOLATION,
     *,
     server: ForkServer | None = None,
@@ -102,12 +101,13 @@ def trace_isolated(
     limits, subject = isolation.limits, job.model.factory or "the model"
     if job.model.factory:
         isolation.code.refuse_name(job.model.factory, job.model.factory_path)
-    task = Task("planner.tracing.isolated:answer_trace", (job, rank, target, isolation.code))
+    task = Task("planner.tracing.isolated:answer_trace", (job, rank, isolation.code))
     with shell_put_aside():
         environment = {} if isolation.walls is not None else dict(os.environ)
         if server is None:
-            gpu = PaperGpu.of(job.cluster.gpu, job.cluster.gpus_per_node, target)
-            environment |= cuda_on_paper.start_variables() | cuda_on_paper.gpu_variables(gpu)
+            gpu = job.cluster.gpu
+            on_paper = PaperGpu(gpu.name, gpu.target, gpu.total_bytes, job.cluster.gpus_per_node)
+            environment |= cuda_on_paper.start_variables() | cuda_on_paper.gpu_variables(on_paper)
         answer = running.run(task, limits, walls=isolation.walls, server=server, environment=environment)
     if (exceeded := messages.exceeded_limit(answer, limits)) is not None:
         raise _limit_error(exceeded, subject, compiles=job.train.compile is not None)
@@ -129,14 +129,14 @@ def trace_isolated(
         raise _error(f"{subject} ended its process with {how}") from None
 
 
-def answer_trace(argument: tuple[Job, int, str, CodeRules], answer: AnswerWriter) -> None:
+def answer_trace(argument: tuple[Job, int, CodeRules], answer: AnswerWriter) -> None:
     """The child's side: the trace as its one part. Raises what `job_program.trace` raises."""
     from planner.tracing import job_program
     from planner.training.models import build
 
-    job, rank, target, rules = argument
+    job, rank, rules = argument
     build.allow(rules)
-    answer.write(_TRACE, rank_trace.dumps(job_program.trace(job, rank, target)).encode())
+    answer.write(_TRACE, rank_trace.dumps(job_program.trace(job, rank)).encode())
 
 
 def _limit_error(exceeded: LimitExceededError, subject: str, *, compiles: bool) -> SpecError:

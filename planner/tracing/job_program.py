@@ -18,7 +18,7 @@ from planner.job.launching.line import rank_variables
 from planner.job.sampled_runs import draw_batches
 from planner.job.schema import Job, Lengths
 from planner.paper.native_records import DoesNotFoldError
-from planner.programs import launch_line
+from planner.programs.launching import launch_line
 from planner.tracing.batch_sizes import LARGEST
 from planner.tracing.program import micro_batches
 from planner.tracing.program.assumptions import About

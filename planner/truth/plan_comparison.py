@@ -199,7 +199,7 @@ def _phases(statement: RankClassStatement, measurement: Measurement) -> Iterator
 
 def _notes(plan: Plan, measurement: Measurement) -> Iterator[str]:
     yield from _differing_torch(plan, measurement.software.get("torch", ""))
-    if plan.command and not _is_called(measurement.device.name, plan.gpu):
+    if plan.command and measurement.device.kind != "cpu" and not _is_called(measurement.device.name, plan.gpu):
         yield f"predicted for {plan.gpu}, measured on {measurement.device.name}"
     if measurement.truth is not None and not measurement.truth.believed:
         yield "the measurement cannot be believed: its runs disagree, or the profiler missed something"
@@ -237,8 +237,6 @@ def _is_called(product: str, name: str) -> bool:
         return False
 
 
-BESIDE_CPU = "sm_90"
-"""What is compared with a run on a CPU is the same on every GPU."""
 _SNAPSHOTS = (".pickle", ".pkl", ".gz", ".xz")
 
 
@@ -280,13 +278,11 @@ def run_compare(
     return [with_measurement(plan, one, events=events_of(one.rank)) for one in measurements]
 
 
-def target_of(measured: Path) -> str:
-    """The architecture that a job is traced for to stand beside this file; empty for that of the job's own GPU, which a
-    job that ran on a CPU need not have."""
+def is_of_cpu(measured: Path) -> bool:
+    """Whether all of a file was measured on CPUs."""
     if measured.name.endswith(_SNAPSHOTS):
-        return ""
-    kinds = {measurement.device.kind for measurement in measurement_lines.read(measured) if not measurement.error}
-    return BESIDE_CPU if kinds == {"cpu"} else ""
+        return False
+    return {one.device.kind for one in measurement_lines.read(measured) if not one.error} == {"cpu"}
 
 
 def format_comparisons(comparisons: Sequence[Comparison], *, as_json: bool) -> str:

@@ -64,6 +64,7 @@ MEASURED_PROGRAMS = (
     }),
     *patch("phases heard", "tests/truth/measuring/test_recorders.py", has_source=False, targets={
         "torch.autograd.profiler:record_function.__enter__": "a program is measured in each phase that it names by it",
+        "torch.autograd:_engine_run_backward": "a program that names none is measured in its backwards",
     }),
     *wrapped(_MEASURED, change=Change.REPORTED, has_source=False, optional=True, part="measuring", targets={
         "torch.cuda:reset_peak_memory_stats torch.cuda.memory:reset_peak_memory_stats "

@@ -10,7 +10,7 @@ import torch
 from planner.events import Phase
 from planner.job.schema import Eval, Job, Loss, Optimizer
 from planner.training import loop, step
-from planner.training.phases import hear_phases
+from planner.training.phases import Phases
 
 Run = Callable[..., step.Outcome]
 JobOf = Callable[..., Job]
@@ -90,7 +90,7 @@ def test_gradients_are_dropped_after_the_step_or_kept_as_zeros(factory_job: JobO
 
 def evaluations(job: Job, run: Run) -> list[int]:
     found: list[int] = []
-    with hear_phases(lambda phase, iteration: found.append(iteration) if phase is Phase.EVAL else None):
+    with Phases(lambda phase, iteration: found.append(iteration) if phase is Phase.EVAL else None).heard():
         run(job)
     return found
 
@@ -135,7 +135,7 @@ def test_the_output_of_the_model_ends_before_the_backward(decoder_job: JobOf, ru
 
     handle = torch.nn.modules.module.register_module_forward_hook(look)
     try:
-        with hear_phases(note_backward):
+        with Phases(note_backward).heard():
             run(decoder_job(loss=Loss(name="sum")))
     finally:
         handle.remove()

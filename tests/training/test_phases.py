@@ -9,7 +9,7 @@ import torch
 from planner.events import Phase
 from planner.job.schema import CheckpointLoad, Eval, Job
 from planner.training import step
-from planner.training.phases import hear_phases
+from planner.training.phases import Phases
 
 Run = Callable[..., step.Outcome]
 JobOf = Callable[..., Job]
@@ -18,7 +18,7 @@ JobOf = Callable[..., Job]
 def test_phases_come_in_order_and_forward_and_backward_with_every_micro_batch(factory_job: JobOf, run: Run) -> None:
     heard: list[tuple[Phase, int]] = []
 
-    with hear_phases(lambda phase, iteration: heard.append((phase, iteration))):
+    with Phases(lambda phase, iteration: heard.append((phase, iteration))).heard():
         run(factory_job(gradient_accumulation_steps=2, checkpoint_load=CheckpointLoad(), eval=Eval()))
 
     assert heard == [

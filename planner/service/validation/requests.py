@@ -12,7 +12,7 @@ from planner.job.layout import Mesh, representatives
 from planner.job.loading import bundle, load_bundle
 from planner.job.nodes import did_you_mean
 from planner.job.schema import Job
-from planner.job.trainer import refuse_measuring
+from planner.job.trainer import refuse_on_cpu
 from planner.records import shape
 from planner.service.history.records import Validation
 
@@ -47,10 +47,6 @@ class Request:
     device: Device = Device.CUDA
     plan_id: str = ""
 
-    @property
-    def world_size(self) -> int:
-        return Mesh.of(self.job.parallel).world_size
-
 
 def check_keys(body: Mapping[str, Any]) -> None:
     """Raises SpecError for a key that a request does not have, and unless exactly one of plan_id and job is there."""
@@ -65,18 +61,19 @@ def check_keys(body: Mapping[str, Any]) -> None:
 
 
 def build_request(body: Mapping[str, Any], job: Job, plan_id: str = "") -> Request:
-    refuse_measuring(job)
-    mesh, ranks = Mesh.of(job.parallel), body.get("ranks")
+    world_size, ranks = job.cluster.ranks, body.get("ranks")
     if ranks is None:
-        ranks = representatives(mesh, MOST_RANKS)
+        ranks = representatives(Mesh.of(job.parallel), MOST_RANKS)
     else:
-        allowed = f"1 to {MOST_RANKS} different ranks from 0 to {mesh.world_size - 1}"
+        allowed = f"1 to {MOST_RANKS} different ranks from 0 to {world_size - 1}"
         if not isinstance(ranks, list | tuple) or not 1 <= len(ranks) <= MOST_RANKS:
             raise SpecError("ranks must be a list of ranks", allowed=allowed, place="ranks")
         for rank in ranks:
-            if type(rank) is not int or not 0 <= rank < mesh.world_size or ranks.count(rank) > 1:
+            if type(rank) is not int or not 0 <= rank < world_size or ranks.count(rank) > 1:
                 raise SpecError(f"{str(rank)[:40]} cannot be one of the ranks", allowed=allowed, place="ranks")
     mode, device = _one_of(body, "mode", Mode.AUTO), _one_of(body, "device", Device.CUDA)
+    if device is Device.CPU:
+        refuse_on_cpu(job)
     return Request(job=job, ranks=tuple(ranks), mode=mode, device=device, plan_id=plan_id)
 
 

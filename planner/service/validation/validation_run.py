@@ -17,7 +17,7 @@ import ray
 from planner.errors import MeasureError
 from planner.events import Event
 from planner.job.loading import bundle
-from planner.job.overhead import OutsideEstimate, outside_of
+from planner.job.overhead import OutsideEstimate, outside
 from planner.job.schema import Gpu, Job, Software
 from planner.planning.plan import plan_job
 from planner.planning.trace_source import TraceSource
@@ -33,7 +33,7 @@ from planner.truth.calibration.observation import observe
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring.measure import measure_until_runs_agree
 from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
-from planner.truth.plan_comparison import BESIDE_CPU, Comparison, class_of, render, to_json, with_measurement
+from planner.truth.plan_comparison import Comparison, class_of, render, to_json, with_measurement
 from planner.units import GIB, show_bytes
 
 ALIKE = 0.03
@@ -186,7 +186,7 @@ def choose_setting(request: Request, there: Sequence[measuring_workers.Node]) ->
             return measuring_workers.place_on_cpus(there, processes)
         return measuring_workers.place_on_gpus(there, request.job.cluster.gpu, processes)
 
-    world = request.world_size
+    world = request.job.cluster.ranks
     if request.mode is Mode.REAL_PEERS or (request.mode is Mode.AUTO and world > 1):
         try:
             return Setting(mode=Mode.REAL_PEERS, place=place(world), measured=tuple(range(world)))
@@ -209,9 +209,8 @@ def validate(
     SpecError and TraceError if the step cannot be traced, StoppedError if `stop` was set.
     """
     job, setting = request.job, choose_setting(request, nodes())
-    target = BESIDE_CPU if _on_cpu(request, conditions) else ""
     source = _IsolatedSource(choose_isolation(job, conditions.isolation))
-    predicted = plan_job(job, source=source, target=target)
+    predicted = plan_job(job, source=source)
     with measuring_workers.start_workers(setting.place, wait_seconds=conditions.wait_seconds, stop=stop) as workers:
         running()
         measurements = _measure_ranks(request, setting, workers, conditions, stop)
@@ -219,31 +218,23 @@ def validate(
     for rank, measurement in measurements.items():
         # The figures outside the allocator hinge on the software that it ran with, where that is known.
         ran = {name: measurement.software.get(name) or getattr(job.software, name) for name in ("torch", "cuda")}
-        alike = class_of(predicted.plan, rank).representative
-        # On a CPU memory is free when the host gives it up.
-        events = source.trace_rank(job, alike, target).written_out() if target else predicted.events_of(rank)
         compared.append(
             RankComparison(
                 plan=predicted.plan,
-                events=events,
+                events=predicted.events_of(rank, on_cpu=_on_cpu(request, conditions)),
                 measurement=measurement,
-                outside=outside_of(dataclasses.replace(job, software=Software(**ran))),
+                outside=outside(job.cluster.gpu, Software(**ran), predicted.plan.communicators),
                 gpu=job.cluster.gpu,
             )
         )
     return compare_ranks(compared, setting.mode.value)
 
 
-@dataclass(frozen=True, slots=True)
 class _IsolatedSource(TraceSource):
-    """Makes each trace once, in a process of its own: none in that of a service, which other threads use too."""
+    """Makes each trace in a process of its own: none in that of a service, which other threads use too."""
 
-    made: dict[tuple[int, str], Trace] = field(default_factory=dict)
-
-    def trace_rank(self, job: Job, rank: int, target: str = "") -> Trace:
-        if (rank, target) not in self.made:
-            self.made[rank, target] = trace_isolated(job, rank, target, self.isolation)
-        return self.made[rank, target]
+    def trace_rank(self, job: Job, rank: int) -> Trace:
+        return trace_isolated(job, rank, self.isolation)
 
 
 def _on_cpu(request: Request, conditions: Conditions) -> bool:
@@ -251,21 +242,22 @@ def _on_cpu(request: Request, conditions: Conditions) -> bool:
 
 
 def choose_isolation(job: Job, isolation: Isolation) -> Isolation:
-    """Walls stand around jobs that bring code, and around no others."""
-    return isolation if job.model.factory else dataclasses.replace(isolation, walls=None)
+    """Walls stand around jobs that bring code or files of a Trainer, and around no others."""
+    return isolation if job.model.factory or job.trainer else dataclasses.replace(isolation, walls=None)
 
 
 def _measure_ranks(
     request: Request, setting: Setting, workers: Sequence[Any], conditions: Conditions, stop: threading.Event
 ) -> dict[int, Measurement]:
-    meets = setting.mode is Mode.REAL_PEERS and request.world_size > 1
+    meets = setting.mode is Mode.REAL_PEERS and request.job.cluster.ranks > 1
     asked: dict[str, Any] = {
         "job": bundle(request.job),
         "device": "cpu" if _on_cpu(request, conditions) else "cuda",
-        "world_size": request.world_size,
+        "world_size": request.job.cluster.ranks,
         "code": dataclasses.asdict(conditions.isolation.code),
     }
-    walls = None if conditions.bare else choose_isolation(request.job, conditions.isolation).walls
+    is_bare = conditions.bare and request.job.model.factory
+    walls = None if is_bare else choose_isolation(request.job, conditions.isolation).walls
 
     def measure(places: Sequence[tuple[Any, int]]) -> dict[int, Measurement]:
         meeting = measuring_workers.find_meeting_place(workers)
@@ -326,7 +318,7 @@ def validate_here(request: Request, *, seconds: float, rehearsal: bool) -> Resul
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     if not os.environ.get("RAY_ADDRESS"):
         options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
-        processes = request.world_size if request.mode is not Mode.ABSENT_PEERS else 1
+        processes = request.job.cluster.ranks if request.mode is not Mode.ABSENT_PEERS else 1
         if request.device is Device.CPU or rehearsal:
             options["num_cpus"] = max(os.cpu_count() or 1, min(processes, 64))
         if rehearsal:

@@ -11,6 +11,7 @@ from torch import nn
 
 from planner.errors import SpecError
 from planner.job import schema
+from planner.training.keyword_arguments import check_arguments
 
 
 def replace_linear_layers(model: nn.Module) -> list[Any]:
@@ -52,6 +53,8 @@ def prepare_for_training(model: nn.Module) -> nn.Module:
 
 
 _PLACE = "model.adapter"
+_TAKEN = ("r", "target_modules", "use_dora")
+"""Arguments that are keys of their own, or said by `kind`."""
 
 
 def add_adapters(model: nn.Module, spec: schema.Adapter) -> nn.Module:
@@ -63,9 +66,8 @@ def add_adapters(model: nn.Module, spec: schema.Adapter) -> nn.Module:
     peft: Any = importlib.import_module("peft")
     all_linear = schema.ALL_LINEAR in spec.target_modules
     config = peft.LoraConfig(
+        **check_arguments(peft.LoraConfig, spec.arguments, _PLACE, taken=_TAKEN),
         r=spec.r,
-        lora_alpha=spec.alpha,
-        lora_dropout=spec.dropout,
         target_modules=schema.ALL_LINEAR if all_linear else list(spec.target_modules) or None,
         use_dora=spec.kind == "dora",
     )

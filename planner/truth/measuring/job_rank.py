@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -46,12 +46,17 @@ def begin(counters: Counters, written: Mapping[str, Any]) -> JobRank:
 
 
 @contextmanager
-def recorded(recorder: TrainingRecorder, device_type: str) -> Iterator[None]:
+def recorded(recorder: TrainingRecorder, device_type: str, *, by_deepspeed: bool) -> Iterator[None]:
     """Inside, the recorder hears of a program on this type of device. Cyclic garbage is collected where the program
-    says so alone, so that frees come at the same places in every run."""
+    says so, and after the steps of one that names no phase, so that frees come at the same places in every run."""
+    engines: Any = nullcontext()
+    if by_deepspeed:
+        from planner.roles.deepspeed import watch_engines
+
+        engines = watch_engines(recorder)
     gc.freeze()  # what was there before, garbage or not, is not looked at: a collection then takes milliseconds
     try:
-        with pause_collection(), watch_training(recorder, device_type):
+        with pause_collection(), watch_training(recorder, device_type), engines:
             recorder.mark(Phase.LOAD, 0)
             yield
     finally:
@@ -74,7 +79,7 @@ class JobRank:
         build.allow(setting.code)
         if host is None and not torch.cuda.is_available():
             raise MeasureError("there is no CUDA device that this torch can use", remedy="measure with --device cpu")
-        if setting.peers == "absent":
+        if setting.peers == "absent" or (setting.peers == "none" and setting.by_deepspeed):
             self._peers.enter_context(absent_peers.join(setting.rank, setting.world_size))
         self._peers.enter_context(absent_peers.take_every_step())
         if host is not None:
@@ -83,7 +88,8 @@ class JobRank:
             torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
             self._watching.enter_context(host.profile())
             self._watching.callback(gc.collect)
-        self._watching.enter_context(recorded(host or self._named, setting.device))
+        watched = recorded(host or self._named, setting.device, by_deepspeed=setting.by_deepspeed)
+        self._watching.enter_context(watched)
 
     def figures(self, error: BaseException | None) -> dict[str, Any]:
         """What `rank_recorder` does not know; the watching is over."""

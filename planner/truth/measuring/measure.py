@@ -15,10 +15,11 @@ from typing import Any
 
 from planner.errors import MeasureError
 from planner.job.code_rules import ANY_CODE, CodeRules
-from planner.job.layout import Mesh
+from planner.job.launching.line import Launcher, LaunchLine, accelerate_variables, parse, rank_variables
 from planner.job.loading import bundle
 from planner.job.schema import Job
-from planner.programs import program_text
+from planner.job.trainer import refuse_on_cpu, uses_deepspeed
+from planner.programs.launching import launch_line, program_text, trainer_command
 from planner.truth.measuring.measurement_lines import Measurement, Truth
 from planner.truth.measuring.program import EndedProgram, World, measure_program
 
@@ -26,6 +27,12 @@ _MOST_RUNS = {"none": 3, "absent": 3, "present": 8}
 """On a CPU. A process group's threads give tensors back where the profiler does not look, or do not: it is a race."""
 _AGREEING = 2
 _A_MOMENT_BYTES = 1024
+_MEASURED = {
+    "max_steps": 3, "eval_strategy": "no", "eval_on_start": False, "save_strategy": "no",
+    "load_best_model_at_end": False, "report_to": "none", "push_to_hub": False,
+}  # fmt: skip
+"""Of a Trainer its steps are measured, which neither report nor save: state is born in the first, and DDP makes its
+buckets anew in the second."""
 _DEVICE = re.compile(r"(cuda|cpu)(?::(\d+))?")
 _QUIET = {"KINETO_LOG_LEVEL": "99", "TOKENIZERS_PARALLELISM": "false"}
 ALLOCATOR_CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -55,6 +62,7 @@ class Setting:
     rank: int
     world_size: int
     peers: str
+    by_deepspeed: bool
     is_alone: bool = True
     meeting: str = ""
     code: CodeRules = ANY_CODE
@@ -63,11 +71,14 @@ class Setting:
 def make_setting(job: Job, device: str, rank: int = 0, *, meeting: str = "", **more: Any) -> Setting:
     """As one rank of the job on `device` (cuda, cuda:1, cpu), with peers if there is a `meeting`.
 
-    Raises MeasureError for another device, and for a rank that the job does not have.
+    Raises MeasureError for another device, and for a rank that the job does not have; SpecError for a job that does not
+    train on a CPU as it does on GPUs.
     """
     if not _DEVICE.fullmatch(device):
         raise MeasureError(f"there is no device {device!r}", allowed="cuda, cuda:1, cpu", place="--device")
-    size = Mesh.of(job.parallel).world_size
+    if device == "cpu":
+        refuse_on_cpu(job)
+    size = job.cluster.ranks
     if not 0 <= rank < size:
         raise MeasureError(f"there is no rank {rank} in a world of {size}", allowed=f"0 to {size - 1}")
     return Setting(
@@ -75,6 +86,7 @@ def make_setting(job: Job, device: str, rank: int = 0, *, meeting: str = "", **m
         rank=rank,
         world_size=size,
         peers="none" if size == 1 else "present" if meeting else "absent",
+        by_deepspeed=uses_deepspeed(job),
         meeting=meeting,
         **more,
     )
@@ -94,12 +106,13 @@ def measure_once(job: Job, setting: Setting, snapshot: Path | None = None) -> Me
     with tempfile.TemporaryDirectory(prefix="planner-measure-") as made:
         folder = Path(made)
         program = folder / "train.py"
-        program.write_text(program_text(job), encoding="utf-8")
+        line, run_job = _start(job, folder)
+        program.write_text(program_text(run_job), encoding="utf-8")
         ended = measure_program(
             [sys.executable, str(program)],
             World(size=setting.world_size, rank=setting.rank),
             folder,
-            environment=_environment(job, setting),
+            environment=_environment(job, line, setting),
             snapshots=folder if snapshot is not None else None,
         )
         (measured,) = ended.measurements
@@ -115,20 +128,30 @@ def measure_once(job: Job, setting: Setting, snapshot: Path | None = None) -> Me
     )
 
 
-def _environment(job: Job, setting: Setting) -> dict[str, str]:
-    """As a launcher starts the program of the rank."""
+def _start(job: Job, folder: Path) -> tuple[LaunchLine, Job]:
+    """How the job's program is started, and the job that it is given."""
+    if job.trainer is None:
+        return launch_line(job), job
+    cluster = job.cluster
+    line = parse(trainer_command(job, folder), nodes=cluster.nodes, node_gpus=cluster.gpus_per_node)
+    arguments = {**job.trainer.arguments, **_MEASURED, "output_dir": str(folder / "output")}
+    trainer = replace(job.trainer, arguments=arguments)
+    return line, replace(job, trainer=trainer)
+
+
+def _environment(job: Job, line: LaunchLine, setting: Setting) -> dict[str, str]:
+    """As the launcher starts the program of the rank, with one GPU to each."""
     kind, index = _DEVICE.fullmatch(setting.device).groups()  # type: ignore[union-attr]
     written = {name: value for name, value in asdict(setting).items() if name != "meeting"} | {"device": kind}
-    variables = {
-        "RANK": str(setting.rank),
-        "WORLD_SIZE": str(setting.world_size),
-        "LOCAL_RANK": index or "0",
-        "PLANNER_MEASURE_JOB": json.dumps(written),
-    }
+    variables = {**rank_variables(line, setting.rank), "PLANNER_MEASURE_JOB": json.dumps(written)}
+    if "LOCAL_RANK" in variables:  # one process of accelerate's has none
+        variables["LOCAL_RANK"] = index or "0"
+    if line.launcher is Launcher.ACCELERATE:
+        variables |= accelerate_variables(line)
     if kind == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""
-    if setting.meeting:
-        variables["MASTER_ADDR"], _, variables["MASTER_PORT"] = setting.meeting.rpartition(":")
+    # A rank that is alone meets itself, at any port that is free.
+    variables["MASTER_ADDR"], _, variables["MASTER_PORT"] = (setting.meeting or "127.0.0.1:0").rpartition(":")
     if job.allocator.conf:
         variables |= dict.fromkeys(ALLOCATOR_CONFS, job.allocator.conf)
     return {**os.environ, **_QUIET, **variables}

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from planner.errors import PlannerError
 from planner.job.bound.lower_bound import MOST_BYTES, Bound, lower_bound
+from planner.job.layout import Mesh, rank_classes
 from planner.job.loading import load_document, load_job
 from planner.job.overhead import outside_of
 from planner.job.pipeline_schedules import stage_count
 from planner.job.schema import Job
 from planner.planning.plan import plan_from_traces, plan_job
-from planner.planning.planned_classes import trace_job
+from planner.planning.planned_classes import trace_class
 from planner.report.statement import Plan, Verdict
 from planner.units import GIB
 from planner.upstream import torch_releases
@@ -190,7 +191,8 @@ def test_the_bound_lies_below_the_plan_of_any_layout(
         assume(False)
         return
     try:
-        traces = trace_job(job)
+        classes = rank_classes(Mesh.of(job.parallel))
+        traces = [traced for rank_class in classes for traced in trace_class(job, rank_class)]
     except PlannerError:  # what torch refuses
         return
     bound, plan = lower_bound(job), plan_from_traces(job, traces).plan

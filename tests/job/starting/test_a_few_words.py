@@ -126,7 +126,7 @@ def test_what_nobody_says_is_taken_as_most_people_train_and_said() -> None:
                                                      "optimizer": {**ADAMW, "type": "Adam"}}}}),
         ("--gpus H100 --qlora 'r=8, alpha=16, target=q_proj+v_proj'", "model",
          {"hf_config": "Qwen/Qwen3-0.6B", "parameter_dtype": "bfloat16",
-          "adapter": {"kind": "qlora", "alpha": 16, "target_modules": ["q_proj", "v_proj"]}}),
+          "adapter": {"kind": "qlora", "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}}),
         ("--gpus H100 --set train.optimizer.lr=0.1 --set train.recompute.every=2", "train",
          {"sequence_length": 2048, "precision": "bf16_autocast", "optimizer": {"name": "AdamW", "lr": 0.1},
           "recompute": {"every": 2}}),

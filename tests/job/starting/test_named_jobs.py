@@ -49,7 +49,9 @@ def test_an_adapter_names_its_model(tmp_path: Path) -> None:
 
     for named in (path, tmp_path):
         job = job_of(named)
-        assert job.model.adapter == Adapter(r=4, alpha=32, dropout=0.05, target_modules=("q_proj", "v_proj"))
+        assert job.model.adapter == Adapter(
+            r=4, target_modules=("q_proj", "v_proj"), arguments={"lora_alpha": 32, "lora_dropout": 0.05}
+        )
         assert job.model.hf_config is not None
         assert job.model.hf_config["model_type"] == "qwen3"
 

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from planner.events import Phase
 from planner.job.loading import load_document
 from planner.training import step
-from planner.training.phases import hear_phases
+from planner.training.phases import Phases
 
 WORKERS, PREFETCH, SAMPLES, SAMPLE_ELEMENTS = 2, 2, 16, 131072
 """A batch of 16 MiB: samples of 1 MiB."""
@@ -69,7 +69,7 @@ def train(job: dict[str, Any], rank: int, store: str) -> dict[str, int]:
     step.run(load_document({**job, "model": {"decoder": small}}), torch.device("cpu"), rank=rank)  # what it imports
     watching = Watching(resident())
     watching.mark(Phase.LOAD, 0)
-    with hear_phases(watching.mark):
+    with Phases(watching.mark).heard():
         kept = step.run(load_document(job), torch.device("cpu"), rank=rank)
     watching.close()
     del kept

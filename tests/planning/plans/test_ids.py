@@ -57,7 +57,7 @@ def test_what_no_trace_depends_on_is_another_plan_of_the_same_trace(job: Job, tm
     cache = TraceCache(tmp_path)
 
     assert differing(ids(job), ids()) == {"plan"}
-    assert cache._path(job, 0, "") == cache._path(JOB, 0, "")
+    assert cache._path(job, 0) == cache._path(JOB, 0)
 
 
 @pytest.mark.parametrize(

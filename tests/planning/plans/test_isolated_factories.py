@@ -187,7 +187,7 @@ def test_a_plan_of_a_factory_runs_it_in_its_own_process_under_the_limits_given(
 ) -> None:
     seen: list[Isolation] = []
 
-    def watched(job: Job, rank: int, _: str, isolation: Isolation) -> Any:
+    def watched(job: Job, rank: int, isolation: Isolation) -> Any:
         seen.append(isolation)
         return trace(job, rank)
 

@@ -9,7 +9,7 @@ from kept_bytes import most_kept, trained
 
 from planner.job.loading import load_yaml
 from planner.planning.trace_source import USUAL_SOURCE
-from planner.programs import program_text
+from planner.programs.launching import program_text
 
 MODEL = "model: {decoder: {layers: 2, hidden: 64, heads: 4, kv_heads: 2, ffn: 128, vocab: 256}}\n"
 TRAIN = "train: {micro_batch_size: 1, sequence_length: 32, optimizer: {name: AdamW}, gradient_accumulation_steps: 2}\n"

@@ -39,9 +39,9 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     found: list[Job] = []
     real = job_program.trace
 
-    def watched(job: Job, rank: int, target: str) -> object:
+    def watched(job: Job, rank: int) -> object:
         found.append(job)
-        return real(job, rank, target)
+        return real(job, rank)
 
     monkeypatch.setattr(job_program, "trace", watched)
     return found
@@ -72,12 +72,12 @@ def test_the_ones_used_longest_ago_go_first(cache: TraceCache) -> None:
     made = trace(JOB)
     jobs = [dataclasses.replace(JOB, train=dataclasses.replace(JOB.train, sequence_length=n)) for n in (8, 16, 32)]
     for age, each in zip((300, 200, 100), jobs, strict=True):
-        cache.store(each, 0, "", made)
+        cache.store(each, 0, made)
         path = cache._path(each, 0, "")
         os.utime(path, (path.stat().st_atime, path.stat().st_mtime - age))
     assert cache.load(jobs[0], 0) == made
     other = dataclasses.replace(JOB, train=dataclasses.replace(JOB.train, sequence_length=64))
-    dataclasses.replace(cache, most_bytes=3 * path.stat().st_size).store(other, 0, "", made)
+    dataclasses.replace(cache, most_bytes=3 * path.stat().st_size).store(other, 0, made)
 
     assert [cache.has(each, 0) for each in (*jobs, other)] == [True, False, True, True]
 
@@ -95,7 +95,7 @@ def test_several_may_write_and_read_it_at_a_time(cache: TraceCache) -> None:
 
     def use() -> None:
         for _ in range(20):
-            cache.store(JOB, 0, "", made)
+            cache.store(JOB, 0, made)
             found.append(cache.load(JOB, 0))
 
     threads = [threading.Thread(target=use) for _ in range(4)]

@@ -177,14 +177,6 @@ def test_a_service_plans_it_behind_walls_as_the_command_does_and_keeps_no_trace(
     assert made.rank_classes == here.rank_classes
 
 
-def test_it_is_measured_as_the_program_that_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(spec_of(tmp_path, 1, arguments=FLAGS))
-
-    for words in (["measure", path, "--device", "cpu"], ["validate", path, "--device", "cpu"]):
-        assert cli.main(words) == 2
-        assert "planner spec JOB --program > job.py; planner measure -- torchrun job.py" in capsys.readouterr().err
-
-
 def test_python_searches_and_checks_it(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, 1, arguments=FLAGS)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from planner.errors import SpecError
-from planner.job.schema import Job
+from planner.job.schema import Job, Parallel, Trainer
 from planner.records import to_plain
 from planner.runtime.walls import Walls
 from planner.service.validation.requests import Device, Mode, Request, build_request, check_keys, from_json
@@ -68,4 +69,11 @@ def test_it_is_of_a_plan_or_of_a_job(body: dict[str, Any], problem: str) -> None
 def test_code_that_a_job_brings_is_run_behind_walls_and_no_other(job: MakeJob, strange: MakeJob) -> None:
     walled = Isolation(walls=Walls(readable=("/models",)))
     assert choose_isolation(job(), walled).walls is None
-    assert choose_isolation(strange("nothing"), walled).walls == Walls(readable=("/models",))
+    for brings in (strange("nothing"), replace(job(), trainer=Trainer())):
+        assert choose_isolation(brings, walled).walls == Walls(readable=("/models",))
+
+
+def test_any_rank_of_a_trainers_cluster_may_be_asked_for(job: MakeJob) -> None:
+    of_trainer = replace(job(ranks=4), parallel=Parallel(), trainer=Trainer())
+    assert build_request({"ranks": [3]}, of_trainer).ranks == (3,)
+    assert build_request({}, of_trainer).ranks == (0,)

@@ -40,13 +40,19 @@ _NEEDED = (
 
 def on_paper(job: Any, rank: int) -> dict[str, Any]:
     from planner.events import Mark, Phase
-    from planner.job.layout import Mesh
     from planner.tracing.job_program import trace
 
-    on_node = dataclasses.replace(job.cluster, gpus_per_node=Mesh.of(job.parallel).world_size)
     with _nothing_refused():
-        traced = trace(dataclasses.replace(job, cluster=on_node), rank, target=ARCH)
+        traced = trace(_on_a_node(job), rank, target=ARCH)
     return {"events": (Mark(Phase.LOAD), *traced.written_out()), "ddp": dict(traced.buckets), "host": traced.host}
+
+
+def _on_a_node(job: Any) -> Any:
+    """With a GPU for each of its ranks."""
+    from planner.job.layout import Mesh
+
+    cluster = dataclasses.replace(job.cluster, gpus_per_node=Mesh.of(job.parallel).world_size)
+    return dataclasses.replace(job, cluster=cluster)
 
 
 def _nothing_refused() -> Any:
@@ -64,7 +70,7 @@ def for_real(job: Any, rank: int) -> dict[str, Any]:
 
     meets = torch.distributed.is_initialized()
     with _nothing_refused(), ExitStack() as stack:
-        setting = make_setting(job, "cpu", rank, meeting="here" if meets else "")
+        setting = make_setting(_on_a_node(job), "cpu", rank, meeting="here" if meets else "")
         if setting.peers == "absent":
             stack.enter_context(absent_peers.join(rank, setting.world_size))
         stack.enter_context(absent_peers.take_every_step())

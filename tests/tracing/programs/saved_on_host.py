@@ -44,7 +44,7 @@ def for_real() -> int:
     import torch
 
     from planner.training import step
-    from planner.training.phases import hear_phases
+    from planner.training.phases import Phases
 
     _save_once()
     before = 0
@@ -55,7 +55,7 @@ def for_real() -> int:
             Path("/proc/self/clear_refs").write_text("5")  # the highest point is that from here on
             before = _status("RssAnon")
 
-    with hear_phases(begin):
+    with Phases(begin).heard():
         kept: Any = step.run(JOB, torch.device("cpu"))
     assert kept.model is not None
     return _status("VmHWM") - _status("RssFile") - before

@@ -8,13 +8,13 @@ from planner import paper
 from planner.events import Event
 from planner.job.schema import Job
 from planner.training import step
-from planner.training.phases import hear_phases
+from planner.training.phases import Phases
 
 
 def events_of_whole_run(job: Job) -> Sequence[Event]:
     with paper.gpu("sm_90") as gpu:
         recorder = gpu.recorder
-        with hear_phases(lambda phase, iteration: recorder.mark_at(recorder.now(), phase, iteration)):
+        with Phases(lambda phase, iteration: recorder.mark_at(recorder.now(), phase, iteration)).heard():
             outcome = step.run(job, gpu.device)
         events = recorder.events()
         del outcome

@@ -22,7 +22,8 @@ from planner.events import Category
 from planner.job.loading import bundle, load_bundle, load_job
 from planner.job.schema import Job
 from planner.planning.plan import plan_program
-from planner.planning.trainer_program import command, program_of
+from planner.planning.trainer_program import program_of
+from planner.programs.launching import trainer_command
 from planner.report.statement import Plan
 
 SCRIPT = Path(__file__).parent / "programs" / "fine_tune_by_flags.py"
@@ -105,7 +106,7 @@ def test_a_bundle_holds_the_content_of_all_files(tmp_path: Path) -> None:
     assert job.trainer.arguments["deepspeed"] == ZERO_2
     assert job.trainer.accelerate["deepspeed_config"] == {"deepspeed_config_file": ZERO_2}
     assert load_bundle(json.loads(json.dumps(bundle(job)))) == job
-    words = command(job, tmp_path)
+    words = trainer_command(job, tmp_path)
     assert words[:2] == ["accelerate", "launch"]
     again = yaml.safe_load(Path(words[words.index("--config_file") + 1]).read_text(encoding="utf-8"))
     assert json.loads(Path(again["deepspeed_config"]["deepspeed_config_file"]).read_text()) == ZERO_2

@@ -82,6 +82,24 @@ def test_a_program_is_heard_to_name_its_phases() -> None:
     ]  # fmt: skip
 
 
+def test_of_a_program_that_names_none_forwards_and_backwards_are_its_phases() -> None:
+    notes = Notes()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with recorded(notes, "cpu", by_deepspeed=False):
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(2):
+            for _ in range(2):
+                model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        with torch.no_grad():
+            model(torch.ones(2, 4))
+
+    micro_batch = ("forward", "backward", "optimizer_step")
+    assert notes.marks == [
+        ("load", 0), *[(phase, iteration) for iteration in (1, 1, 2, 2) for phase in micro_batch], ("eval", 2),
+    ]  # fmt: skip
+
+
 def test_every_tensor_that_stays_is_named() -> None:
     notes = heard_of(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
 
