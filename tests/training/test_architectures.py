@@ -47,9 +47,7 @@ def expected_unused(entry: dict[str, Any], outcome: step.Outcome) -> list[str]:
 ONE_OF_EACH_KIND = {entry["kind"]: name for name, entry in reversed(TABLE.items())}.values()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ONE_OF_EACH_KIND else pytest.mark.soak) for name in TABLE]
-)
+@pytest.mark.parametrize("name", TABLE)
 def test_a_step_trains_every_parameter(name: str) -> None:
     outcome = step.run(job_of(TABLE[name]), torch.device("cpu"))
 

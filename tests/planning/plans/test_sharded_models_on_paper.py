@@ -15,8 +15,7 @@ from planner.units import GIB
 
 TESTS = Path(__file__).parents[2]
 TABLE = yaml.safe_load((TESTS / "data" / "architectures.yaml").read_text())["architectures"]
-MODELS = ["llama", "mamba", "mixtral", "resnet"]
-LIKE_OTHERS = ["gpt2", "bert", "vit", "convnext"]
+MODELS = ["llama", "mamba", "mixtral", "resnet", "gpt2", "bert", "vit", "convnext"]
 GPU = Gpu(total_bytes=80 * GIB, arch="sm_90")
 
 
@@ -39,7 +38,7 @@ def architecture(name: str) -> Job:
     )
 
 
-@pytest.mark.parametrize("name", [*MODELS, *(pytest.param(each, marks=pytest.mark.soak) for each in LIKE_OTHERS)])
+@pytest.mark.parametrize("name", MODELS)
 def test_the_ranks_of_a_transformers_model_hold_together_what_one_alone_would(name: str) -> None:
     alone = architecture(name)
 

@@ -63,9 +63,7 @@ def run(entry: dict[str, Any], precision: str) -> tuple[step.Outcome, list[Any]]
         return outcome, gpu.recorder.events()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ONE_OF_EACH_KIND.values() else pytest.mark.soak) for name in TABLE]
-)
+@pytest.mark.parametrize("name", TABLE)
 def test_a_step_in_bf16_trains_every_parameter(name: str) -> None:
     outcome, events = run(TABLE[name], "bf16_autocast")
 
@@ -78,12 +76,8 @@ def test_a_step_in_bf16_trains_every_parameter(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "target"),
-    [
-        # CI takes each kind once, and each target with several kinds.
-        pytest.param(name, target, marks=() if index == number % len(TARGETS) else pytest.mark.soak)
-        for number, name in enumerate(ONE_OF_EACH_KIND.values()) for index, target in enumerate(TARGETS)
-    ],
-)  # fmt: skip
+    [(name, target) for name in ONE_OF_EACH_KIND.values() for target in TARGETS],
+)
 def test_a_step_in_fp32_keeps_the_same_on_other_architectures(name: str, target: str) -> None:
     _, here = run(TABLE[name], "none")
 

@@ -12,8 +12,8 @@ import pytest
 PROGRAM = Path(__file__).parents[1] / "programs" / "saved_on_host.py"
 
 
-# glibc keeps what is freed for later: of get_state_dict's gradients of zeros, which are freed just before the checkpoint
-# is staged, some megabytes or none, as the threads come. With a mapping for each tensor what is freed is given back.
+# glibc keeps what is freed for later: of get_state_dict's gradients of zeros, freed just before the checkpoint is
+# staged, some megabytes or none, as the threads come. With a mapping for each tensor what is freed is given back.
 GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 
 
