@@ -12,7 +12,7 @@ from program_runs import Run
 from planner.events import Category, Role
 from planner.job.launching.line import parse
 
-CLIENTS = Path(__file__).parents[2] / "slow" / "clients"
+CLIENTS = Path(__file__).parents[3] / "benchmarks" / "clients"
 sys.path.append(str(CLIENTS))
 
 import catalog  # noqa: E402
