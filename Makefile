@@ -96,11 +96,11 @@ test-torch: ## the core of the suite with another torch (TORCH=2.9.1, any from 2
 	OMP_NUM_THREADS=1 .venv-torch-$(TORCH)/bin/python -m pytest -n 2 --dist loadfile -m "not cluster" $(CORE)
 
 answers: $(READY) ## what planner answers to examples, programs, faulty specs, HTTP (OUT: where; AGAINST: an earlier folder; ONLY, JOBS)
-	OMP_NUM_THREADS=1 $(BIN)/python tests/answers.py $(if $(OUT),--out $(OUT)) $(if $(AGAINST),--against $(AGAINST)) \
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/answers.py $(if $(OUT),--out $(OUT)) $(if $(AGAINST),--against $(AGAINST)) \
 	  $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs $(JOBS))
 
 torch-versions: $(READY) ## plan eighteen examples with the torch of each of PYTHONS, for docs/results/torch-versions.md and what versions differ by
-	PYTHONPATH=$(CURDIR) $(BIN)/python tests/torch_versions.py $(PYTHONS)
+	PYTHONPATH=$(CURDIR) $(BIN)/python benchmarks/torch_versions.py $(PYTHONS)
 	$(BIN)/python tests/house/test_torch_page.py
 
 fuzz: $(READY) ## every reader with many more hostile inputs than CI takes (EXAMPLES: how many, other ones each time)
@@ -112,16 +112,16 @@ cpu-runs: $(READY) ## measure the recorded CPU runs again (tests/data/cpu_runs),
 
 CLIENTS := .venv-clients
 CLIENTS_READY := $(CLIENTS)/.ready
-$(CLIENTS_READY): $(READY) tests/slow/clients/requirements.txt
+$(CLIENTS_READY): $(READY) benchmarks/clients/requirements.txt
 	$(PYTHON) -m venv $(CLIENTS)
 	ls -d $(abspath $(VENV))/lib/python3*/site-packages >$$(echo $(CLIENTS)/lib/python3*/site-packages)/tested.pth
-	$(CLIENTS)/bin/python -m pip install --quiet --no-deps -r tests/slow/clients/requirements.txt
+	$(CLIENTS)/bin/python -m pip install --quiet --no-deps -r benchmarks/clients/requirements.txt
 	$(CLIENTS)/bin/python -m pip install --quiet --no-deps --upgrade --target $(CLIENTS)/beside/triton triton==3.7.1
 	$(CLIENTS)/bin/python -m pip install --quiet --no-deps --upgrade --target $(CLIENTS)/beside/torchao torchao==0.15.0
 	@touch $@
 
-clients: $(CLIENTS_READY) ## run rank 0 of other people's programs on paper (tests/slow/clients), for docs/results/programs.md: 1 GB, 15 minutes
-	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 $(CLIENTS)/bin/python tests/slow/clients/run_clients.py $(CLIENTS)/materials
+clients: $(CLIENTS_READY) ## run rank 0 of other people's programs on paper (benchmarks/clients), for docs/results/programs.md: 1 GB, 15 minutes
+	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 $(CLIENTS)/bin/python benchmarks/clients/run_clients.py $(CLIENTS)/materials
 
 screenshots: $(READY) ## pictures of the page for docs/images, as its tests see it (needs chromium and chromium-driver)
 	PLANNER_SCREENSHOTS=yes OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/service/page
@@ -151,14 +151,14 @@ bench: $(READY) ## speeds, as ratios within one run
 	$(BIN)/python benchmarks/run.py
 
 accuracy: $(READY) ## predicted against recorded, for every truth at hand
-	$(BIN)/python tests/accuracy.py
+	$(BIN)/python benchmarks/accuracy.py
 
 programs: $(READY) ## recorded programs on paper beside their peaks (FAMILIES, ROWS; CHECKOUTS: folder of git directories; PYTHONS: 2.9=/a/bin/python,...; RECORD=yes for docs/results/recorded-runs.md)
-	$(BIN)/python tests/tracing/recorded_programs/run_programs.py $(ROWS) $(if $(FAMILIES),--families $(FAMILIES)) \
+	$(BIN)/python benchmarks/recorded_programs/run_programs.py $(ROWS) $(if $(FAMILIES),--families $(FAMILIES)) \
 	  $(if $(CHECKOUTS),--checkouts $(CHECKOUTS)) $(if $(PYTHONS),--pythons $(PYTHONS)) $(if $(RECORD),--record)
 
 step-times: $(READY) ## published times of steps beside planner's model (COUNT: of each family), for docs/results/step-times.md
-	OMP_NUM_THREADS=1 $(BIN)/python tests/tracing/programs/step_times.py $(if $(COUNT),--count $(COUNT))
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step_times.py $(if $(COUNT),--count $(COUNT))
 
 CAMPAIGN := $(CURDIR):$(CURDIR)/benchmarks
 gpu-truth: ## measure the matrix of cases on the GPU of this machine (torch, transformers, PyYAML are enough)

@@ -11,6 +11,7 @@ from typing import Any
 
 import prometheus_server
 import pytest
+import soak
 from allowed_skips import LIST, new_skips, read_allowed
 from hypothesis import settings
 
@@ -46,8 +47,12 @@ os.environ["PLANNER_CACHE"] = NONE
 os.environ["PLANNER_PYTHON"] = "here"
 
 
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """What needs a Ray of its own is marked as what starts other clusters is: one at a time."""
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """What needs a Ray of its own is marked as what starts other clusters is: one at a time. What takes long, by its
+    list."""
+    of_whole_files = not any("::" in argument for argument in config.args)
+    soak.mark_soak_cases(items, soak.LIST.read_text(encoding="utf-8"), of_whole_files=of_whole_files)
     for item in items:
         if "ray_session" in getattr(item, "fixturenames", ()):
             item.add_marker("cluster")

@@ -9,7 +9,6 @@ import pytest
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "planning.ipynb"
 
 
-@pytest.mark.soak
 def test_every_cell_runs_and_shows_what_it_says() -> None:
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")

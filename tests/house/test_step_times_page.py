@@ -14,9 +14,7 @@ from planner.hardware.kernel_speeds import TRAINING_SHARES
 
 def test_the_page_is_that_of_what_is_kept() -> None:
     page = step_times.PAGE.read_text(encoding="utf-8")
-    assert page == step_times.write_page(step_times.read_all()), (
-        "write it anew: python tests/tracing/programs/step_times.py --page"
-    )
+    assert page == step_times.write_page(step_times.read_all()), "write it anew: python benchmarks/step_times.py --page"
 
 
 def test_of_sixty_drawn_steps_half_are_within_a_tenth() -> None:

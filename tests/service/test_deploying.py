@@ -73,7 +73,6 @@ def test_ports_and_files_of_two_services_on_a_machine_are_their_own(tmp_path: Pa
     }  # fmt: skip
 
 
-@pytest.mark.soak
 def test_it_is_deployed_as_the_file_says_and_answers(
     service: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -52,7 +52,7 @@ def hears_sigterm(process: subprocess.Popen[str]) -> bool:
     return said is not None and bool(int(said[1], 16) & 1 << (signal.SIGTERM - 1))
 
 
-@pytest.mark.parametrize("stage", ["before Ray", pytest.param("the application is coming up", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("stage", ["before Ray", "the application is coming up"])
 def test_a_signal_while_it_starts_ends_it_too(tmp_path: Path, stage: str) -> None:
     (port,) = free_ports(1)
     process = command("--port", port, "--database", f"sqlite:///{tmp_path / 'planner.sqlite'}")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import soak
 from cpu_runs import without_libraries
 
 from planner.allocator.long_runs.drawn_batches import compose_batches
@@ -21,15 +20,13 @@ from planner.job.schema import Job
 from planner.tracing.job_program import trace
 from planner.tracing.rank_trace import Trace
 
-pytestmark = [pytest.mark.soak] if soak.IS_WHOLE else []
-STEPS = soak.share(2000, 60)
-PERCENTILES = f"""
-model: {{decoder: {{layers: 1, hidden: 32, heads: 2, kv_heads: 2, ffn: 64, vocab: 100}}}}
+PERCENTILES = """
+model: {decoder: {layers: 1, hidden: 32, heads: 2, kv_heads: 2, ffn: 64, vocab: 100}}
 train:
   micro_batch_size: 2
-  sequence_length: {{p50: 64, p99: 100, max: 256, steps: {STEPS}}}
-  optimizer: {{name: SGD, lr: 0.1, momentum: 0.9}}
-cluster: {{gpu: null}}
+  sequence_length: {p50: 64, p99: 100, max: 256, steps: STEPS}
+  optimizer: {name: SGD, lr: 0.1, momentum: 0.9}
+cluster: {gpu: null}
 """
 ACCUMULATED = """
 model: {decoder: {layers: 1, hidden: 32, heads: 2, kv_heads: 2, ffn: 64, vocab: 100}}
@@ -39,20 +36,17 @@ train:
   optimizer: {name: SGD, lr: 0.1}
 cluster: {gpu: null}
 """
-JOBS = [PERCENTILES, ACCUMULATED]
 
 
-@pytest.fixture(scope="module")
-def real() -> dict[str, dict[str, Any]]:
+def really_run(spec: str) -> dict[str, Any]:
     root = Path(__file__).parents[3]
     program = root / "tests" / "tracing" / "programs" / "peaks_of_steps.py"
     environment = {**os.environ, "PYTHONPATH": str(root), "KINETO_LOG_LEVEL": "99", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(program), *JOBS]
+    command = [sys.executable, str(program), spec]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
-    found = dict(zip(JOBS, json.loads(done.stdout), strict=True))
-    for each in found.values():
-        assert each["net_bytes"] == each["live_bytes"], "a free was missed: the run tells nothing"
+    (found,) = json.loads(done.stdout)
+    assert found["net_bytes"] == found["live_bytes"], "a free was missed: the run tells nothing"
     return found
 
 
@@ -83,18 +77,19 @@ def in_order(peaks: Sequence[int]) -> list[int]:
     return sorted(range(len(peaks)), key=peaks.__getitem__)
 
 
-def test_the_predicted_worst_step_is_the_worst_step(real: dict[str, dict[str, Any]]) -> None:
+@pytest.mark.parametrize("steps", [60, 2000])
+def test_the_predicted_worst_step_is_the_worst_step(steps: int) -> None:
     """Thirteen steps are traced, and every step takes more and less than the others as it does for real."""
-    measured = peaks_by_step(real[PERCENTILES])
-    predicted = put_together(PERCENTILES)
+    spec = PERCENTILES.replace("STEPS", str(steps))
+    measured, predicted = peaks_by_step(really_run(spec)), put_together(spec)
 
     assert predicted.index(max(predicted)) == measured.index(max(measured))
     assert in_order(predicted) == in_order(measured)
 
 
-def test_micro_batches_of_an_accumulation_differ_within_a_step(real: dict[str, dict[str, Any]]) -> None:
+def test_micro_batches_of_an_accumulation_differ_within_a_step() -> None:
     """But for the first two steps, of which three micro-batches stand for four."""
-    predicted, measured = put_together(ACCUMULATED)[2:], peaks_by_step(real[ACCUMULATED])[2:]
+    predicted, measured = put_together(ACCUMULATED)[2:], peaks_by_step(really_run(ACCUMULATED))[2:]
 
     assert in_order(predicted) == in_order(measured)
     assert len(set(predicted)) == len(set(measured)) > 1

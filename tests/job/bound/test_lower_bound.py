@@ -30,14 +30,6 @@ RECORDED = json.loads((Path(__file__).parents[2] / "data" / "recorded_peaks.json
 NAMES = sorted(str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.yaml"))
 MANY_CLASSES = "llama-3.1-405b-pp16-tp8.yaml"
 """A trace for each of its sixteen stages: for minutes."""
-LIKE_OTHERS = {
-    "bert-large-mlm.yaml", "llama-3-8b-fsdp2-save-full.yaml", "llama-3-8b-lengths.yaml",
-    "llama-3-70b-fsdp2-offload.yaml", "llama-3-70b-sft.yaml",
-    "llama-3-8b-fsdp2-resume.yaml",
-    "llama-3-8b-tp8.yaml",
-    "mixtral-8x7b-fsdp2.yaml", "nemotron-4b-ddp-bucket-view.yaml", "qwen3-30b-a3b-ep.yaml",
-}  # fmt: skip
-"""Shortened, they are laid out as another example is."""
 JOBS = {name: load_job(EXAMPLES / name) for name in NAMES}
 BY_CONFIG = [name for name, job in JOBS.items() if not job.model.factory and job.trainer is None]
 
@@ -90,18 +82,7 @@ def shortened(job: Job) -> Job:
     return dataclasses.replace(job, model=model, train=train, parallel=dataclasses.replace(job.parallel, pp=pp))
 
 
-def _is_for_soak(name: str) -> bool:
-    is_compiled = load_job(EXAMPLES / name).train.compile is not None
-    return is_compiled or name in LIKE_OTHERS or name.startswith("published/")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.soak] if _is_for_soak(name) else [])
-        for name in BY_CONFIG if name != MANY_CLASSES
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name", [name for name in BY_CONFIG if name != MANY_CLASSES])
 def test_the_bound_lies_below_a_plan_that_is_made_now(name: str) -> None:
     job = shortened(load_job(EXAMPLES / name))
     if job.model.adapter is not None:

@@ -131,13 +131,7 @@ def test_a_config_that_says_nothing_has_the_sizes_of_its_class(model_type: str) 
     assert elements_of(wanted) == built_elements(wanted)
 
 
-TRAINED_IN_CI = ("bert", "deepseek_v3", "gemma2", "gpt2", "gpt_oss", "llama", "mixtral", "vit")
-"""With tied and untied heads, experts, latent attention, windows and pictures: what the others are made of."""
-
-
-@pytest.mark.parametrize(
-    "model_type", [pytest.param(each, marks=() if each in TRAINED_IN_CI else pytest.mark.soak) for each in families()]
-)
+@pytest.mark.parametrize("model_type", families())
 def test_every_parameter_that_is_counted_is_trained(model_type: str) -> None:
     """Of a real step on the CPU: the optimizer keeps a momentum of whatever got a gradient."""
     inputs = {"pixel_values": Input(shape=(3, 35, 35))} if model_type == "vit" else {}

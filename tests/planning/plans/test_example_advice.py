@@ -27,7 +27,6 @@ def test_these_examples_do_not_fit_and_all_others_do() -> None:
     assert sorted(exceeding) == EXCEEDING
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("name", EXCEEDING)
 def test_its_advice_is_proven_by_a_plan_of_the_changed_job_within_the_time(name: str) -> None:
     """The time is the processor's: the clock of a machine that does other things says nothing of it."""

@@ -58,10 +58,10 @@ def test_the_readme_shows_what_the_plan_prints() -> None:
 @pytest.mark.parametrize(
     ("name", "parameters", "dtype_bytes"),
     [
-        pytest.param("bert-large-mlm", 335_174_458, 4, marks=pytest.mark.soak),
-        pytest.param("gpt2-xl", 1_557_611_200, 4, marks=pytest.mark.soak),
+        ("bert-large-mlm", 335_174_458, 4),
+        ("gpt2-xl", 1_557_611_200, 4),
         ("llama-3-8b-sft", 8_030_261_248, 2),
-        pytest.param("llama-3-70b-sft", 70_553_706_496, 2, marks=pytest.mark.soak),
+        ("llama-3-70b-sft", 70_553_706_496, 2),
         ("resnet-50", 25_557_032, 4),
         ("vit-h-14", 632_045_800, 4),
     ],

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
-import yaml
+from architectures import TABLE, job_of
 
-from planner.job.schema import Cluster, DpShard, Gpu, Input, Job, Model, Parallel, Train
+from planner.job.schema import Cluster, DpShard, Gpu, Job, Parallel
 from planner.tracing.job_program import trace
 from planner.truth.measuring.measurement_lines import most_by_category
 from planner.units import GIB
 
-TESTS = Path(__file__).parents[2]
-TABLE = yaml.safe_load((TESTS / "data" / "architectures.yaml").read_text())["architectures"]
-MODELS = ["llama", "mamba", "mixtral", "resnet"]
-LIKE_OTHERS = ["gpt2", "bert", "vit", "convnext"]
+MODELS = ["llama", "mamba", "mixtral", "resnet", "gpt2", "bert", "vit", "convnext"]
 GPU = Gpu(total_bytes=80 * GIB, arch="sm_90")
 
 
@@ -28,20 +24,9 @@ def sharded(job: Job, ranks: int) -> Job:
     )
 
 
-def architecture(name: str) -> Job:
-    entry = TABLE[name]
-    written = entry.get("inputs", {})
-    inputs = {each: Input(**{**written[each], "shape": tuple(written[each]["shape"])}) for each in written}
-    return Job(
-        model=Model(hf_config=entry["config"], head=entry.get("head", "")),
-        train=Train(micro_batch_size=2, sequence_length=16, inputs=inputs, iterations=1),
-        cluster=Cluster(gpu=GPU),
-    )
-
-
-@pytest.mark.parametrize("name", [*MODELS, *(pytest.param(each, marks=pytest.mark.soak) for each in LIKE_OTHERS)])
+@pytest.mark.parametrize("name", MODELS)
 def test_the_ranks_of_a_transformers_model_hold_together_what_one_alone_would(name: str) -> None:
-    alone = architecture(name)
+    alone = dataclasses.replace(job_of(TABLE[name]), cluster=Cluster(gpu=GPU))
 
     whole = most_by_category(trace(alone).events)
     parts = [most_by_category(trace(sharded(alone, 2), rank).events) for rank in (0, 1)]

@@ -87,7 +87,7 @@ def test_a_group_that_leads_nowhere_is_refused() -> None:
         trace(job(2, groups=("nowhere",)))
 
 
-@pytest.mark.parametrize(("ranks", "replicas"), [pytest.param(3, 1, marks=pytest.mark.soak), (5, 1), (3, 2)])
+@pytest.mark.parametrize(("ranks", "replicas"), [(3, 1), (5, 1), (3, 2)])
 def test_every_rank_peaks_as_the_one_that_speaks_for_it(ranks: int, replicas: int) -> None:
     """Shards that do not divide: the last rank has fewer rows, or none."""
     spec = job(ranks, UNEVEN, replicas)

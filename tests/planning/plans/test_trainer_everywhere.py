@@ -104,7 +104,6 @@ def test_a_search_varies_the_stage_of_zero(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.soak
 def test_every_point_of_a_sweep_is_the_plan_of_that_job(tmp_path: Path) -> None:
     job = job_of(tmp_path, arguments=FLAGS)
     space = Space.varying(job, axes_of(["batch=1,4", "trainer.arguments.optim=sgd"], sweeping.STEP))
@@ -118,7 +117,6 @@ def test_every_point_of_a_sweep_is_the_plan_of_that_job(tmp_path: Path) -> None:
         assert point.exact.device_bytes == rank_class.peak.device_bytes
 
 
-@pytest.mark.soak
 def test_the_largest_micro_batch_fits_and_the_next_does_not(tmp_path: Path) -> None:
     job = job_of(tmp_path, arguments={**FLAGS, "per_device_train_batch_size": 192})
     room = plan_job(job).plan.rank_classes[0].peak.device_bytes

@@ -14,7 +14,7 @@ import pytest
 from hostile_bodies import COUNT, HostileRequest, hostile_requests
 from machine_speed import slowness
 
-pytestmark = [pytest.mark.cluster, pytest.mark.soak]
+pytestmark = pytest.mark.cluster
 
 NewJob = Callable[..., dict[str, Any]]
 Eventually = Callable[..., Any]

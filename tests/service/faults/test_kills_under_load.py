@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-pytestmark = [pytest.mark.cluster, pytest.mark.soak]
+pytestmark = pytest.mark.cluster
 
 Job = dict[str, Any]
 NewJob = Callable[..., Job]

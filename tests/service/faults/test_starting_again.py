@@ -67,7 +67,6 @@ def port(planner_serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield Port(planner_serve, database, stack)
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("name", VITAL)
 def test_one_without_which_it_ends_is_killed_and_it_starts_again(
     port: Port, new_job: NewJob, eventually: Any, name: str
@@ -84,7 +83,7 @@ def test_one_without_which_it_ends_is_killed_and_it_starts_again(
     assert again.insist(job).content == before.content
 
 
-@pytest.mark.parametrize("name", [pytest.param(each, marks=pytest.mark.soak) for each in KILLED_ELSEWHERE] + MENDED)
+@pytest.mark.parametrize("name", KILLED_ELSEWHERE + MENDED)
 def test_one_that_is_mended_is_killed_and_it_is_ready_again(service: Any, new_job: NewJob, name: str) -> None:
     asked = service.begin(new_job(24, iterations=30, optimizer={"name": "RAdam"}))  # traced for some seconds
     killed = service.processes.kill(name)
@@ -119,7 +118,6 @@ def test_another_service_that_runs_is_left_alone(service: Any) -> None:
     assert service.readiness()[0] == 200
 
 
-@pytest.mark.soak
 def test_sigterm_while_a_trace_takes_minutes_ends_it_soon_and_its_caller_is_told_to_come_again(
     port: Port, new_job: NewJob
 ) -> None:

@@ -25,7 +25,7 @@ from planner.service.local_ray import (
     instance_folder,
 )
 
-pytestmark = [pytest.mark.cluster, pytest.mark.soak]
+pytestmark = pytest.mark.cluster
 
 NewJob = Callable[..., dict[str, Any]]
 Eventually = Callable[..., Any]

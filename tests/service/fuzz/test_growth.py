@@ -180,6 +180,7 @@ FAMILIES: dict[str, tuple[str, int, Make]] = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_twice_the_text_takes_at_most_two_and_a_half_times_as_long(family: str) -> None:
     name, count, make = FAMILIES[family]
+    count = share(count, in_ci=count // 2)
     once, twice = make(count), make(2 * count)
     answer_of(READERS[name], make(10))  # what is loaded with a first text costs nothing later
     shortest = [float("inf"), float("inf")]

@@ -33,7 +33,7 @@ def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/history.db"
 
 
-@pytest.fixture(params=["sqlite file", pytest.param("sqlite in memory", marks=pytest.mark.soak), "postgresql"])
+@pytest.fixture(params=["sqlite file", "sqlite in memory", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a database with the tables of a history."""
     if request.param == "postgresql":

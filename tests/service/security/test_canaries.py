@@ -82,7 +82,7 @@ def text_of(value: object) -> str:
         return value.decode("latin-1")
 
 
-@pytest.fixture(scope="module", params=[pytest.param("root", marks=pytest.mark.soak), "user"])
+@pytest.fixture(scope="module", params=["root", "user"])
 def guarded(request: pytest.FixtureRequest) -> Iterator[Guarded]:
     folder = Path(tempfile.mkdtemp(prefix="c", dir="/var/tmp"))
     owner = 0 if request.param == "root" else USER

@@ -12,7 +12,7 @@ from program_runs import Run
 from planner.events import Category, Role
 from planner.job.launching.line import parse
 
-CLIENTS = Path(__file__).parents[2] / "slow" / "clients"
+CLIENTS = Path(__file__).parents[3] / "benchmarks" / "clients"
 sys.path.append(str(CLIENTS))
 
 import catalog  # noqa: E402
@@ -38,10 +38,10 @@ def test_every_command_can_be_launched_and_every_driver_is_used() -> None:
     "command",
     [
         pytest.param("python {drivers}/evaluated_trainer.py", id="transformers: generation between steps"),
-        pytest.param("python {drivers}/peft_adapters.py {folder}/llama lora", id="PEFT", marks=pytest.mark.soak),
+        pytest.param("python {drivers}/peft_adapters.py {folder}/llama lora", id="PEFT"),
         pytest.param(
             "deepspeed --num_gpus 4 {drivers}/deepspeed_engine.py --stage 1 --model {folder}/llama",
-            id="DeepSpeed", marks=pytest.mark.soak,
+            id="DeepSpeed",
         ),
     ],
 )  # fmt: skip

@@ -33,7 +33,7 @@ OPTIONS = {
 """With how many sequences each makes."""
 
 
-@pytest.mark.parametrize("model", [GPT2, pytest.param(LLAMA, marks=pytest.mark.soak)], ids=["GPT-2", "Llama"])
+@pytest.mark.parametrize("model", [GPT2, LLAMA], ids=["GPT-2", "Llama"])
 def test_transformers_generate_up_to_their_limit(run: Run, program: Program, model: str) -> None:
     lines = "".join(
         f"made = model.generate(prompt, {options})\nassert made.shape == ({sequences}, 20), made.shape\n"
@@ -61,7 +61,7 @@ assert sequences.shape[1] == 13, sequences.shape
 ARGMAX = "scores.argmax(-1)"
 
 
-@pytest.mark.parametrize("sequences", [pytest.param(1, marks=pytest.mark.soak), 2])
+@pytest.mark.parametrize("sequences", [1, 2])
 @pytest.mark.parametrize(
     ("state", "chosen", "before", "end"),
     [

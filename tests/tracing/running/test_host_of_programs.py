@@ -136,7 +136,6 @@ def test_what_is_no_size_is_refused_with_its_place(written: str | int) -> None:
     assert refused.value.place == "--host-memory"
 
 
-@pytest.mark.soak
 def test_a_real_process_holds_in_each_phase_what_was_predicted(run: Run, tmp_path: Path) -> None:
     """The same program, on a device without memory: what is resident is the host's."""
     program = HERE / "programs" / "host_heavy.py"

@@ -60,12 +60,10 @@ def rank_of(statement: Plan) -> RankClassStatement:
     "named",
     [
         lines(),
-        pytest.param(lines(LOGNORMAL.format(0.4)), marks=pytest.mark.soak),
-        pytest.param(lines(LOGNORMAL.format(1.2)), marks=pytest.mark.soak),
-        pytest.param(lines("chance.uniform(16, 2048)"), marks=pytest.mark.soak),
-        pytest.param(
-            lines("chance.gauss(2000, 200) if chance.random() < 0.2 else chance.gauss(200, 30)"), marks=pytest.mark.soak
-        ),
+        lines(LOGNORMAL.format(0.4)),
+        lines(LOGNORMAL.format(1.2)),
+        lines("chance.uniform(16, 2048)"),
+        lines("chance.gauss(2000, 200) if chance.random() < 0.2 else chance.gauss(200, 30)"),
         lines(multiple=64),
         lines(accumulated=4),
         lines(besides=LOGS),

@@ -31,7 +31,7 @@ cluster: {{nodes: 1, gpus_per_node: 1, gpu: {gpu}}}
     ("gpu", "missing"),
     [
         ("V100-SXM2-32GB", ["sm_70"]),
-        pytest.param("GB10-128GB", [], marks=pytest.mark.soak),
+        ("GB10-128GB", []),
         ("MI300X-192GB", ["gfx942"]),
     ],
 )

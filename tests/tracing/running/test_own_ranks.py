@@ -86,13 +86,7 @@ COMMANDS = {
 }  # fmt: skip
 
 
-IN_CI = ("torchrun", "a shell", "os.execvp", "a file that it has written", "numbered ranks")
-"""Each takes an interpreter of its own, and some seconds."""
-
-
-@pytest.mark.parametrize(
-    "how", [pytest.param(each, marks=() if each in IN_CI else pytest.mark.soak) for each in COMMANDS]
-)
+@pytest.mark.parametrize("how", COMMANDS)
 def test_a_launcher_that_it_starts_is_followed(run: Run, program: Program, tmp_path: Path, how: str) -> None:
     (tmp_path / "launched.py").write_text(LAUNCHED)
     starts = program(f"import os, subprocess, sys\nos.chdir(os.path.dirname(__file__))\n{COMMANDS[how]}\n")

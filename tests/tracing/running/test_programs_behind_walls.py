@@ -99,7 +99,7 @@ builtins.task = os.read(0, 1)
 """What Python runs before any program: it looks for the task on standard input."""
 
 
-@pytest.mark.parametrize("path", ["{folder}", pytest.param(".", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("path", ["{folder}", "."])
 def test_what_python_runs_before_a_program_comes_after_the_task_was_taken(tmp_path: Path, path: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(CUSTOMIZES)
     (tmp_path / "train.py").write_text('import builtins\nassert builtins.task == b"", "still to be read"\n' + TRAINS)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import megatron
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "recorded_programs"))
-import megatron  # isort: skip
-import recorded_run  # isort: skip
+import recorded_run
 
 TESTS = "tests/functional_tests/test_cases/gpt"
 

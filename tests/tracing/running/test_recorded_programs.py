@@ -5,27 +5,24 @@ from __future__ import annotations
 import base64
 import lzma
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import error_table
+import liger
+import liger_measurements
+import nanochat
+import outcomes
+import parameter_golf
+import published_pages
 import pytest
+import recorded_run
+import run_programs
 
 from planner.units import GIB, MIB
-
-sys.path.append(str(Path(__file__).parents[1] / "recorded_programs"))
-import error_table  # isort: skip
-import liger  # isort: skip
-import liger_measurements  # isort: skip
-import nanochat  # isort: skip
-import outcomes  # isort: skip
-import parameter_golf  # isort: skip
-import published_pages  # isort: skip
-import recorded_run  # isort: skip
-import run_programs  # isort: skip
 
 CODE = """
 class Hyperparameters:

@@ -17,19 +17,14 @@ from planner.tracing.batch_sizes import LargestBatches, varying
 
 CASES = [
     "shuffled by torch's own", "batches of as many tokens", "a stream", "cropped at random", "packed", "workers",
-    "accumulated",
-]  # fmt: skip
-LIKE_OTHERS_OR_LONG = [
-    "shuffled by a generator", "sampled with replacement", "batches of one length", "padded to a multiple", "pictures",
-    "pairs", "grouped by the Trainer",
+    "accumulated", "shuffled by a generator", "sampled with replacement", "batches of one length",
+    "padded to a multiple", "pictures", "pairs", "grouped by the Trainer",
 ]  # fmt: skip
 EPOCH = 10_000
 """Steps: more than an epoch of any of them has."""
 
 
-@pytest.mark.parametrize(
-    "case", [*CASES, *(pytest.param(each, marks=pytest.mark.soak) for each in LIKE_OTHERS_OR_LONG)]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_the_largest_batch_of_an_epoch_is_met_early(run: Run, program: Program, case: str) -> None:
     path = Path(__file__).parent / "programs" / "varying_sizes.py"
     named = program(f"import sys, runpy\nsys.argv[1:] = [{case!r}]\nrunpy.run_path({str(path)!r}, run_name='__main__')")

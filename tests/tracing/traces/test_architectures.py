@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
-import fnmatch
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from architectures import ONE_OF_EACH_KIND, TABLE, expected_unused, job_of, untrained
 
 import planner.paper as paper
 from planner.events import Alloc, Category, Free, Role
-from planner.job.schema import Cluster, Gpu, Input, Job, Model, Train
+from planner.job.schema import Cluster, Gpu
 from planner.planning.trace_source import USUAL_SOURCE
 from planner.roles.modules import ModuleRoles
 from planner.training import step
 
-TABLE = yaml.safe_load((Path(__file__).parents[2] / "data" / "architectures.yaml").read_text())["architectures"]
 TARGETS = ("sm_70", "sm_86", "sm_100")
-ONE_OF_EACH_KIND = {entry["kind"]: name for name, entry in reversed(TABLE.items())}
-
-
-def job_of(entry: dict[str, Any], precision: str) -> Job:
-    inputs = {
-        name: Input(**{**written, "shape": tuple(written["shape"])})
-        for name, written in entry.get("inputs", {}).items()
-    }
-    train = Train(
-        micro_batch_size=2,
-        sequence_length=entry.get("tokens", 16),
-        inputs=inputs,
-        iterations=1,
-        precision=precision,
-    )
-    return Job(model=Model(hf_config=entry["config"], head=entry.get("head", "")), train=train)
-
-
-def untrained(outcome: step.Outcome) -> list[str]:
-    kept = outcome.optimizer.state
-    return [name for name, p in outcome.model.named_parameters() if p.requires_grad and p not in kept]
-
-
-def expected_unused(entry: dict[str, Any], outcome: step.Outcome) -> list[str]:
-    names = [name for name, _ in outcome.model.named_parameters()]
-    return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in entry.get("unused", ()))]
 
 
 def bytes_of(category: Category, events: list[Any]) -> int:
@@ -57,16 +28,14 @@ def bytes_of(category: Category, events: list[Any]) -> int:
 
 def run(entry: dict[str, Any], precision: str) -> tuple[step.Outcome, list[Any]]:
     with paper.gpu("sm_90") as gpu:
-        outcome = step.run(job_of(entry, precision), gpu.device)
+        outcome = step.run(job_of(entry, precision=precision), gpu.device)
         roles = ModuleRoles(gpu.recorder)
         roles.take(outcome.model)
         roles.assign_state(outcome.optimizer)
         return outcome, gpu.recorder.events()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ONE_OF_EACH_KIND.values() else pytest.mark.soak) for name in TABLE]
-)
+@pytest.mark.parametrize("name", TABLE)
 def test_a_step_in_bf16_trains_every_parameter(name: str) -> None:
     outcome, events = run(TABLE[name], "bf16_autocast")
 
@@ -79,17 +48,13 @@ def test_a_step_in_bf16_trains_every_parameter(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "target"),
-    [
-        # CI takes each kind once, and each target with several kinds.
-        pytest.param(name, target, marks=() if index == number % len(TARGETS) else pytest.mark.soak)
-        for number, name in enumerate(ONE_OF_EACH_KIND.values()) for index, target in enumerate(TARGETS)
-    ],
-)  # fmt: skip
+    [(name, target) for name in ONE_OF_EACH_KIND.values() for target in TARGETS],
+)
 def test_a_step_in_fp32_keeps_the_same_on_other_architectures(name: str, target: str) -> None:
     _, here = run(TABLE[name], "none")
 
     elsewhere = Cluster(gpu=Gpu(total_bytes=80 << 30, arch=target))
-    there = USUAL_SOURCE.trace_rank(replace(job_of(TABLE[name], "none"), cluster=elsewhere), 0).written_out()
+    there = USUAL_SOURCE.trace_rank(replace(job_of(TABLE[name], precision="none"), cluster=elsewhere), 0).written_out()
 
     for kept in (Category.PARAMETER, Category.OPTIMIZER_STATE):
         assert bytes_of(kept, there) == bytes_of(kept, here) > 0

@@ -101,7 +101,6 @@ def test_compiled_modules_are_named_as_eager_ones_are() -> None:
     assert named <= {each.origin.module for each in eager.events if isinstance(each, Alloc) and each.origin}
 
 
-@pytest.mark.soak
 def test_processes_that_compile_at_a_time_share_a_cache(tmp_path: Path) -> None:
     """Both compile into an empty folder, which neither leaves damaged."""
 
@@ -210,7 +209,6 @@ def test_rows_that_are_not_whole_vectors_are_padded_where_that_pays(
     assert (len(found) > 1) == is_padded, found
 
 
-@pytest.mark.soak
 def test_a_transposed_matrix_is_copied_to_be_padded_where_memory_is_fast_beside_products(tmp_path: Path) -> None:
     matrices = "[torch.randn(2048, width, device='cuda', dtype=torch.bfloat16) for width in (2047, 512)]"
 
@@ -270,7 +268,6 @@ def test_a_backward_compiled_as_a_whole_leaves_the_same_gradients() -> None:
     assert some == same
 
 
-@pytest.mark.soak
 def test_distributed_data_parallel_splits_the_graph_at_its_buckets() -> None:
     """Of one graph each bucket's part is compiled for itself, and frees and allocates for itself."""
     base = job("model")
@@ -286,7 +283,6 @@ def test_distributed_data_parallel_splits_the_graph_at_its_buckets() -> None:
     assert bucketed(2) > bucketed(1000)
 
 
-@pytest.mark.soak
 @pytest.mark.skipif(not torch_releases.since(2, 7), reason="with torch 2.6 every part is compiled")
 def test_parts_that_are_equal_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is allocated, and when, is what it is where each is compiled; on the way back they come in other turns."""

@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import Any
 
 import pytest
-import soak
 
 import planner.paper  # noqa: F401
 from planner.allocator.replay import replay, replay_until_settled
@@ -39,12 +38,9 @@ from planner.tracing.rank_trace import Trace
 from planner.training.loop import Loop
 from planner.truth.calibration.interval import Calibration
 
-pytestmark = [pytest.mark.soak] if soak.IS_WHOLE else []
 DECODER = Decoder(layers=2, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=300)
 MANY = 8
 STEPS = (1, 2, 3, 4, MANY, 16)
-FEW = ("alone", "replicated", "sharded")
-"""Of which CI looks at the fewest micro-batches that are folded as well."""
 
 
 def job(parallel: Parallel, *, adapter: Adapter | None = None, **train: Any) -> Job:
@@ -95,13 +91,13 @@ def traced(name: str, steps: int, *, shortened: bool) -> Trace:
     return tracing.trace(accumulating(CASES[name], steps), shortened=shortened)
 
 
+@pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("name", CASES)
-def test_every_event_is_as_if_all_had_been_run(name: str) -> None:
+def test_every_event_is_as_if_all_had_been_run(name: str, steps: int) -> None:
     tracing.trace(CASES[name])  # what a process does the first time only is no part of it
-    for steps in STEPS if soak.IS_WHOLE else (3, MANY) if name in FEW else (MANY,):
-        folded, run = (traced(name, steps, shortened=each) for each in (True, False))
+    folded, run = (traced(name, steps, shortened=each) for each in (True, False))
 
-        assert in_order(folded.written_out()) == in_order(run.written_out()), steps
+    assert in_order(folded.written_out()) == in_order(run.written_out())
 
 
 @pytest.mark.parametrize("name", CASES)

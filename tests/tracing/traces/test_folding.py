@@ -86,18 +86,11 @@ ALWAYS_FOLD = (
     "1f1b, sharded",
     "interleaved, sharded",
 )
-LIKE_OTHERS = ("alone, four iterations", "1f1b, resharded", "v-shaped, sharded")
-"""Of each of their rules another case has an example: CI leaves them out."""
-SLOW = "interleaved, sharded, split"
-"""CI looks at its first stage alone."""
 EACH = [
     pytest.param(
         name,
         rank_class.representative,
-        marks=[
-            *NEEDS.get(name, ()),
-            *([pytest.mark.soak] if name in LIKE_OTHERS or (name == SLOW and rank_class.representative) else []),
-        ],
+        marks=NEEDS.get(name, ()),
     )
     for name, of in CASES.items()
     for rank_class in rank_classes(Mesh.of(of.parallel))

@@ -45,7 +45,7 @@ def allocated(gpu: paper.Paper, run: Callable[[], object]) -> list[tuple[str, in
     ]
 
 
-@pytest.mark.parametrize("arch", ["sm_90", pytest.param("sm_80", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("arch", ["sm_90", "sm_80"])
 def test_a_first_launch_takes_a_buffer_of_the_gpus_cache_for_each_configuration_and_a_second_none(
     arch: str, tmp_path: Path
 ) -> None:

@@ -1,6 +1,6 @@
 """What recorded runs came to on paper: kept in tests/data/recorded_runs, shown by docs/results/recorded-runs.md.
 
-python tests/tracing/recorded_programs/outcomes.py      # writes the page anew; `make programs RECORD=yes` does both
+python benchmarks/recorded_programs/outcomes.py      # writes the page anew; `make programs RECORD=yes` does both
 """
 
 from __future__ import annotations

@@ -24,9 +24,10 @@ from planner.truth.measuring import measurement_lines
 from planner.truth.measuring.measurement_lines import Measurement
 from planner.versions import minor_of
 
-_HERE = Path(__file__).parent
-sys.path[:0] = [str(_HERE / folder) for folder in ("tracing/traces", "tracing/programs", "fakes")]
-_GPU = _HERE / "data" / "gpu"
+_ROOT = Path(__file__).parents[1]
+_TESTS = _ROOT / "tests"
+sys.path[:0] = [str(_TESTS / folder) for folder in ("tracing/traces", "tracing/programs", "fakes")]
+_GPU = _TESTS / "data" / "gpu"
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Row:
 
 def main() -> int:
     _show("Programs recorded on GPUs (tests/data/recorded_programs.json)", list(recorded_programs()))
-    _show("Published FSDP2 runs, eager (tests/published.py, examples/published/)", list(published_runs()))
-    _show(f"Our own measurements on GPUs ({_GPU.relative_to(_HERE.parent)})", list(gpu_measurements()))
+    _show("Published FSDP2 runs, eager (benchmarks/published.py, examples/published/)", list(published_runs()))
+    _show(f"Our own measurements on GPUs ({_GPU.relative_to(_ROOT)})", list(gpu_measurements()))
     return 0
 
 

@@ -1,6 +1,6 @@
 """Popular repositories on paper, each started as its README says, for docs/results/programs.md.
 
-    python tests/slow/clients/repositories.py CHECKOUTS DATA [--only TEXT]
+    python benchmarks/clients/repositories.py CHECKOUTS DATA [--only TEXT]
 
 `CHECKOUTS` has a folder for each repository, named as it is; `DATA` is what `repository_data.py` filled. The packages
 that the programs import have to be importable. Each row runs `planner run` in a copy of the program's folder and is

@@ -1,6 +1,6 @@
 """`make answers`: what planner answers to examples, programs, faulty specs and HTTP requests, one file for each.
 
-    python tests/answers.py [--out FOLDER] [--against FOLDER] [--only examples|programs|specs|http ...] [--resume]
+    python benchmarks/answers.py [--out FOLDER] [--against FOLDER] [--only examples|programs|specs|http ...] [--resume]
 
 Written before and after a change that must change no behaviour, two folders are equal. `--against` compares with a
 folder that was written earlier: exit code 1, and a short diff, where they differ. Nothing is answered from kept traces.

@@ -1,6 +1,6 @@
 """Runs rank 0 of every program of the catalog on paper and prints docs/results/programs.md's table of them.
 
-    PYTHONPATH=. python tests/slow/clients/run_clients.py FOLDER [--only TEXT] [--json FILE]
+    PYTHONPATH=. python benchmarks/clients/run_clients.py FOLDER [--only TEXT] [--json FILE]
 
 FOLDER is where `materials.py` has been, or will be: it is filled if it is empty. The packages of `requirements.txt`
 beside this file have to be importable: `make clients` sees to it. Processor seconds are those of the program itself

@@ -1,6 +1,6 @@
 """`make torch-versions`: eighteen examples planned with each torch at hand; the peaks that versions differ by.
 
-    python tests/torch_versions.py PYTHON... [--examples NAME...]
+    python benchmarks/torch_versions.py PYTHON... [--examples NAME...]
 
 Each PYTHON is an interpreter with a torch of its own, besides transformers and peft. What its torch was
 found to take replaces what planner/upstream/version_peaks.json had of that version (docs/results/torch-versions.md).

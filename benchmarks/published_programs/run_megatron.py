@@ -1,6 +1,6 @@
 """SimuMax's runs of Megatron-LM on eight B200 beside `pretrain_gpt.py` on the paper GPU, rank by rank.
 
-    PYTHONPATH=. python tests/tracing/published_programs/run_megatron.py --megatron CLONE --simumax CLONE [--ranks all]
+    PYTHONPATH=. python benchmarks/published_programs/run_megatron.py --megatron CLONE --simumax CLONE [--ranks all]
 
 Megatron-LM at 23e00ed0, its helpers for data built (`make -C megatron/core/datasets`, with pybind11), SimuMax at any
 commit that has its `pretrain_gpt.py`. transformer-engine 2.11.0 (--no-deps), onnx, onnxscript, einops and triton
@@ -22,7 +22,7 @@ from typing import Any
 
 from planner.units import MIB
 
-_ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[2]
 TRUTH = Path(os.environ.get("PLANNER_TRUTH", _ROOT.parent / "shared" / "truth")) / "published.json"
 _SIZES = {"llama3-70b": (8192, 28672, 64, 8), "llama3-405b": (16384, 53248, 128, 16)}
 """Hidden size, that of the feed-forward, heads, groups of heads."""

@@ -1,11 +1,11 @@
 """Published runs of other people's programs beside the programs on the paper GPU: reserved or allocated peaks.
 
-    PYTHONPATH=. python tests/tracing/published_programs/run_published.py --peft CLONE --torchtitan CLONE --litgpt DIR
+    PYTHONPATH=. python benchmarks/published_programs/run_published.py --peft CLONE --torchtitan CLONE --litgpt DIR
 
 Each option names a checkout (commits: docs/results/accuracy.md), for litgpt the folder that `--litgpt` fills with
 checkpoints without values on its first use; without the option its rows are left out. `--litgpt-clone CLONE` adds the
 QLoRA rows, by the litgpt, lightning and bitsandbytes of their days. The packages of
-tests/slow/clients/requirements.txt are wanted. A row takes 15 to 100 processor seconds, hence outside CI.
+benchmarks/clients/requirements.txt are wanted. A row takes 15 to 100 processor seconds, hence outside CI.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from planner.units import GIB
 
 _HERE = Path(__file__).parent
-TRUTH = Path(os.environ.get("PLANNER_TRUTH", _HERE.parents[3] / "shared" / "truth")) / "rows-2.json"
+TRUTH = Path(os.environ.get("PLANNER_TRUTH", _HERE.parents[2] / "shared" / "truth")) / "rows-2.json"
 LONGEST = 699
 """Tokens of the longest sample of peft's runs: unknown, and chosen once for all by two rows (LoRA of rank 32 and
 TinyLoRA), within two of what each would want."""
@@ -104,7 +104,7 @@ def run(row: Row) -> int | None:
     options = ["--gpu", row.gpu, "--ranks", row.ranks, "--steps", str(row.steps), "--format", "json"]
     found = subprocess.run(
         [sys.executable, "-m", "planner", "run", *options, "--", *row.command.split()],
-        cwd=row.folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(_HERE.parents[2])},
+        cwd=row.folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(_HERE.parents[1])},
     )  # fmt: skip
     if not found.stdout:
         print(f"{row.name}: {found.stderr[-600:]}", file=sys.stderr)

@@ -1,6 +1,6 @@
 """How far plans of every recorded run were off, by kind: the data of intervals, and docs/results/intervals.md.
 
-python tests/tracing/recorded_programs/error_table.py  # both anew, from tests/data; `make programs RECORD=yes` too
+python benchmarks/recorded_programs/error_table.py  # both anew, from tests/data; `make programs RECORD=yes` too
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _HEAD = """# Intervals
 
 How far plans were from what was recorded, by kind of job, and the interval that follows from it. Plans and reports
 read the same rows (`planner/truth/calibration/recorded_errors.json`, which
-`tests/tracing/recorded_programs/error_table.py` writes with this page). A run counts with its reserved peak, or its
+`benchmarks/recorded_programs/error_table.py` writes with this page). A run counts with its reserved peak, or its
 allocated peak where nothing else was recorded. Its error is recorded / planned - 1, against the nearer end of what was
 printed. *Below*: what 19 of 20 runs stayed below. *Covered*: runs that lie in the interval which the runs of all other
 sources give, or those of all other families.

@@ -1,6 +1,6 @@
 """How much slower products are within training than alone (TRAINING_SHARES), by half of llm-foundry's large models.
 
-    python tests/tracing/programs/step_time_shares.py        # prices their steps at every share; some minutes
+    python benchmarks/step_time_shares.py        # prices their steps at every share; some minutes
 
 Every second row of an architecture, in the order of names, is fitted on: the share is the one at which the mean of
 their errors is nearest 0. The other rows say how far off the model is at that share.

@@ -54,7 +54,7 @@ LEFT_OUT = {
     "torchtitan-77, -78": "Qwen3-32B on 8 GPUs of which 86 and 94 % are full; whether the first recomputes is not said",
     "torchtitan-81 to -87": "out of memory without a figure",
     "rows-2, llama2-7B": "tensor parallel with a torch of 2024-03, whose collectives hold their tensors (accuracy.md)",
-    "rows-2, llama3-8B over 8 and 64, DeepSeek-V3": "run as programs (tests/tracing/published_programs)",
+    "rows-2, llama3-8B over 8 and 64, DeepSeek-V3": "run as programs (benchmarks/published_programs)",
     "torchtitan-98, -100": "SimpleFSDP, which is another program",
     "torchao-12, -15": "float8",
     "torchao-25": "torchtune on a data set whose lengths are not known",

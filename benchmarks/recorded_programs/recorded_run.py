@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from planner.units import MIB
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 TRUTH = Path(os.environ.get("PLANNER_TRUTH", ROOT.parent / "shared" / "truth"))
 _HEADER_NUMBERS = 256
 

@@ -1,6 +1,6 @@
 """`make programs`: programs that others ran on GPUs, unedited on paper, beside the peaks that their rank 0 printed.
 
-    python tests/tracing/recorded_programs/run_programs.py [ROW...] [--families NAME...] [--checkouts DIR] [--pythons P]
+    python benchmarks/recorded_programs/run_programs.py [ROW...] [--families NAME...] [--checkouts DIR] [--pythons P]
 
 Of each family a seed draws runs among those that can be run, or ROW names some: `1120`, `nanochat/9`, a part of a
 script's name. Each runs in a process of its own under `planner run`, by the interpreter that has its torch, with
