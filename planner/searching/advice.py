@@ -406,7 +406,7 @@ class _Trial:
             self._leave(f"{', '.join(steps[0][0])} with other changes")
 
     def search_layouts(self, until: float) -> None:
-        """Other layouts of the same GPUs, the cheapest by the roofline first where it knows the model."""
+        """Other layouts of the same GPUs, the cheapest first where the model's sizes say which."""
         job, advised = self.job, self.advised
         gpus, per_node = job.cluster.nodes * job.cluster.gpus_per_node, job.cluster.gpus_per_node
         if self.plans.is_over:

@@ -51,8 +51,8 @@ _LATEST = 9
 """Plans that the ratio is the median of."""
 
 _ALIKE = 200
-"""Groups of the best rank of which the most usual, and of those the quickest, is planned first: the roofline tells the
-best few hundred of thousands no further apart than it is wrong by."""
+"""Groups of the best rank of which the most usual is planned first: an estimate tells the best few hundred of thousands
+no further apart than it is wrong by."""
 
 Rank = tuple[float, int]
 _Entry = tuple[Rank, list[Weighed]]
@@ -82,12 +82,11 @@ class Waiting:
         for heap in (self._likely, self._doubtful):
             if not heap or (enough and heap[0][0] >= last):
                 continue
-            # Of the best the most usual, and of those the quickest; before anything is found of all of them: that is an
-            # answer soon, and one that somebody asked for.
+            # Of the best the most usual; before anything is found of all of them: an answer that somebody asked for.
             alike = heapq.nsmallest(_ALIKE, heap) if self._is_anything_found else heap
             entry = min(
                 (entry for entry in alike if not enough or entry[0] < last),
-                key=lambda entry: (entry[1][0].unusual, entry[1][0].effort, entry[0]),
+                key=lambda entry: (entry[1][0].unusual, entry[0]),
             )
             heap.remove(entry)
             heapq.heapify(heap)
@@ -154,8 +153,8 @@ class SearchResult:
     traced: int = 0
     """Plans that were made for them: those that share a trace are one."""
     left_by_roofline: int = 0
-    """Candidates that were not planned since the roofline says that they are slower than the last one that was found;
-    that is not a bound."""
+    """Candidates that were not planned since their products and collectives alone are estimated to take longer than a
+    step of the last one that was found."""
     left_out: int = 0
     """Candidates that were not planned since a smaller one exceeds its GPU by its tensors alone."""
     undecided: int = 0
@@ -176,7 +175,7 @@ class SearchResult:
 
     @property
     def complete(self) -> bool:
-        """Whether no candidate of those that were looked at could be better: by bounds, of cost by the roofline."""
+        """Whether no candidate of those that were looked at could be better: by bounds, of cost by an estimate."""
         return not self.stopped
 
 
@@ -293,8 +292,7 @@ class _Run:
             if isinstance(answer, Refused):
                 result.refused[answer.reason] = result.refused.get(answer.reason, 0) + 1
                 continue
-            value = self.objective.of(weighed.cost, answer)
-            row = Row(candidate=self._candidate(weighed), exact=answer, value=value)
+            row = Row(candidate=self._candidate(weighed), exact=answer, value=self.objective.of(answer))
             if answer.whole:
                 waiting.learn(weighed.least_bytes, answer.device_bytes)
             if answer.fits:

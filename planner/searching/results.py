@@ -12,7 +12,7 @@ from planner.searching.exact_plans import Exact
 from planner.searching.extremes import Fewest, Largest
 from planner.searching.space import Candidate
 from planner.searching.sweeping import Point, Sweep
-from planner.searching.weighing import FASTEST, Objective
+from planner.searching.weighing import Objective
 
 SEARCH, MAX, MIN, SWEEP = "planner.search/1", "planner.max/1", "planner.min/1", "planner.sweep/1"
 
@@ -143,7 +143,7 @@ def render_search(result: SearchResult, style: Style) -> str:
     if result.objective is Objective.COST and result.rows:
         assumed = (
             "Tokens a second are of each GPU, by the kernels of the traced step (docs/results/step-times.md has its"
-            " error). A roofline decides which candidates are traced (docs/search.md)."
+            " error). An estimate decides which candidates are traced (docs/search.md)."
         )
         lines += [style.paint(line, "dim") for line in textwrap.wrap(assumed, style.width)]
     return "\n".join(lines) + "\n"
@@ -190,8 +190,8 @@ def _sentences(result: SearchResult) -> Iterator[str]:
     )
     if result.left_by_roofline:
         yield (
-            f"{result.left_by_roofline:,} were not planned, since {FASTEST} of their roofline's time, the least that a"
-            " step is expected to take, is more than that of the last one shown: an estimate, no bound."
+            f"{result.left_by_roofline:,} were not planned, since their matrix products and collectives alone are"
+            " estimated to take longer than a step of the last one shown: no bound."
         )
     if scales.ruled_out:
         rules = "; ".join(f"{rule}: {count:,}" for rule, count in scales.ruled_out.most_common())
