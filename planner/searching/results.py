@@ -194,8 +194,11 @@ def _sentences(result: SearchResult) -> Iterator[str]:
             " estimated to take longer than a step of the last one shown: no bound."
         )
     if scales.ruled_out:
-        rules = "; ".join(f"{rule}: {count:,}" for rule, count in scales.ruled_out.most_common())
-        yield f"Rules that were broken: {rules}."
+        rules = (
+            f"{rule}: {count:,}{f' (as: {scales.example[rule]})' if scales.example.get(rule) else ''}"
+            for rule, count in scales.ruled_out.most_common()
+        )
+        yield f"Rules that were broken: {'; '.join(rules)}."
     for reason, count in list(result.refused.items())[:3]:
         yield f"Not planned ({count:,}): {reason}."
     if not result.rows and result.closest is not None:
