@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,75 +41,58 @@ _RECOMPUTES = {"train.recompute", trainer_axes.RECOMPUTE}
 _SIZE, _STEPS = "train.micro_batch_size", "train.gradient_accumulation_steps"
 
 
-def _savings(job: Job) -> list[Change]:
-    """Every change that saves memory of any job, the cheapest for the training first: {} where this one has it, or
-    cannot have it."""
+def savings(job: Job) -> list[Change]:
+    """Every change that saves memory of this job, the cheapest for the training first."""
     train, parallel = job.train, job.parallel
-    shard, replicate, tp, optimizer = parallel.dp_shard, parallel.dp_replicate, parallel.tp, train.optimizer
-    save, recompute = train.checkpoint_save, train.recompute.mode
+    shard, tp, save, optimizer = parallel.dp_shard, parallel.tp, train.checkpoint_save, train.optimizer.arguments
+    recompute = train.recompute.mode
     conf = ",".join(part for part in (job.allocator.conf, "expandable_segments:True") if part)
-    segments: Change = {} if Rules.from_conf(job.allocator.conf).expandable_segments else {"allocator.conf": conf}
-    if job.trainer is not None:
-        return [segments, {} if trainer_axes.checkpoints(job) else {trainer_axes.RECOMPUTE: True}]
+    segments = (not Rules.from_conf(job.allocator.conf).expandable_segments, {"allocator.conf": conf})
     fused: Change = {"train.optimizer.fused": True}
-    if "foreach" in optimizer.arguments:
+    if "foreach" in optimizer:
         fused["train.optimizer.foreach"] = None
     has_blocks = job.model.decoder is not None or (job.model.hf_config is not None and parallel.pp.degree == 1)
     tokens_divide = bool(train.sequence_length) and train.sequence_length % (tp.degree * parallel.cp.degree) == 0
-    table: tuple[tuple[Any, Change], ...] = (
+    table: list[tuple[Any, Change]] = [
         # What a save gathers goes to the host tensor by tensor.
         (
             save is not None and save.kind == "full_state_dict" and not save.cpu_offload,
             {"train.checkpoint_save.cpu_offload": True},
         ),
         (
-            replicate.degree > 1 and not replicate.gradient_as_bucket_view and parallel.deepspeed is None,
+            parallel.dp_replicate.degree > 1 and parallel.deepspeed is None,
             {"parallel.dp_replicate.gradient_as_bucket_view": True},
         ),
-        (True, segments),
-        (
-            optimizer.name in _FUSED
-            and not optimizer.arguments.get("fused")
-            and optimizer.arguments.get("foreach") is not False,
-            fused,
-        ),
-        (
-            tp.degree > 1 and not tp.sequence_parallel and tokens_divide and has_blocks,
-            {"parallel.tp.sequence_parallel": True},
-        ),
+        segments,
+        (train.optimizer.name in _FUSED and optimizer.get("foreach") is not False, fused),
+        (tp.degree > 1 and tokens_divide and has_blocks, {"parallel.tp.sequence_parallel": True}),
         (
             train.loss.name == "cross_entropy" and train.loss.chunks == 1 and train.sequence_length >= 8,
             {"train.loss.chunks": 8},
         ),
-        (
-            shard.degree > 1 and shard.reshard_after_forward is not True,
-            {"parallel.dp_shard.reshard_after_forward": True},
-        ),
+        (shard.degree > 1, {"parallel.dp_shard.reshard_after_forward": True}),
         (recompute == "none", _SELECTIVE),
         (recompute != "full", {"train.recompute": "full"}),
-    )
-    return [change if applies else {} for applies, change in table]
+    ]
+    if job.trainer is not None:
+        table = [segments, (not trainer_axes.checkpoints(job), {trainer_axes.RECOMPUTE: True})]
+    return [change for applies, change in table if applies and only_new(job, change)]
 
 
-def single(job: Job) -> Iterator[Step]:
+def single(job: Job) -> list[Step]:
     """Each change by itself."""
-    return ((change, apply(job, change)) for change in _savings(job) if change)
+    return [(change, apply(job, change)) for change in savings(job)]
 
 
-def rows(job: Job, refused: Container[str]) -> Iterator[Row]:
+def rows(job: Job, refused: Set[str]) -> Iterator[Row]:
     """One change more with every row, the cheapest for the training first, smaller micro-batches last; `refused` are
     keys that this job cannot be run with at any value."""
-    row: Row = ()
-    changed = job
-    for place in range(len(_savings(job))):
-        more = _savings(changed)[place]
-        # Full recomputation, which comes next, includes the selective one.
-        if not more or more == _SELECTIVE or any(key in refused for key in more):
-            continue
-        row, changed = (*row, more), apply(changed, more)
-        yield row
-    for smaller, _ in smaller_micro_batches(changed):
-        yield (*row, smaller)
+    # Full recomputation includes the selective one.
+    parts = [change for change in savings(job) if change != _SELECTIVE and not refused & change.keys()]
+    for count in range(len(parts)):
+        yield tuple(parts[: count + 1])
+    for smaller, _ in smaller_micro_batches(job):
+        yield (*parts, smaller)
 
 
 def together(start: Step, row: Row) -> Step:
@@ -262,10 +245,9 @@ def advise(
         until = float("inf") if advised.advice else began + seconds * _STEPS_SHARE
         if advised.advice or not trial.surely_exceeds_with_all():
             trial.find_first(smaller_micro_batches(job), until)
-            own: Step = ({}, job)
-            if not advised.advice and not trial.combine(own):
+            if not advised.advice and not trial.combine(trial.own):
                 # Fewer changes may fit where all of them do not: an allocator's cache is not a sum.
-                row_by_row = (together(own, row) for row in rows(job, trial.refused))
+                row_by_row = (together(trial.own, row) for row in rows(job, trial.refused))
                 trial.find_first(row_by_row, until, left=_TOGETHER)
     if widely and not advised.advice and Mesh.of(job.parallel).world_size > 1:
         trial.search_layouts(began + seconds * _LAYOUTS_SHARE)
@@ -293,9 +275,14 @@ class _Trial:
     answers: dict[str, Answer] = field(default_factory=dict)
     """By the text of a change."""
 
+    @property
+    def own(self) -> Step:
+        """The job as it is."""
+        return {}, self.job
+
     def nothing_helps(self) -> bool:
         """With all changes at once it exceeds by its bound: so it does with any of them."""
-        step = self.with_all(({}, self.job))
+        step = self.with_all(self.own)
         if not step[0] or not self.exceeds_by_bound(step):
             return False
         self._exclude(step)
@@ -304,7 +291,7 @@ class _Trial:
     def surely_exceeds_with_all(self) -> bool:
         """With all changes at once the tensors are more than there is room for: so it is with fewer of them. Where it
         cannot be run with all of them, it is not known yet with which of them it can."""
-        step = self.with_all(({}, self.job))
+        step = self.with_all(self.own)
         answer = self.plan([step])[0] if step[0] else None
         return isinstance(answer, Exact) and answer.surely_exceeds
 

@@ -288,8 +288,6 @@ class ExactPlans:
     source: TraceSource = USUAL_SOURCE
     deadline: float = float("inf")
     """By time.monotonic()."""
-    count: int = 0
-    """Groups planned so far."""
     _server: ForkServer = field(default_factory=lambda: cuda_on_paper.lasting_server(PRELOAD))
     _stopped: threading.Event = field(default_factory=threading.Event)
     _pool: ThreadPoolExecutor | None = None
@@ -321,7 +319,6 @@ class ExactPlans:
         if isinstance(answer.exceeded, StoppedError):
             raise OutOfTimeError
         messages.raise_failure(answer)
-        self.count += 1
         return answers_of(answer, len(group.jobs))
 
 

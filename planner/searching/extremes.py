@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -209,7 +208,7 @@ def fewest(
         try:
             space = Space.varying(job, least_axes(job, gpus, min(gpus, per_node)), global_batch)
             result = search(
-                space, plans, objective=Objective.MEMORY, top=1, time_left=deadline - time.monotonic(), any_fit=True,
+                space, plans, objective=Objective.MEMORY, top=1, until=deadline, any_fit=True,
                 progress=tell,
             )  # fmt: skip
         except SpecError as error:

@@ -56,6 +56,21 @@ class Candidate:
         """What is different from the job that the search began with."""
         return only_new(self.base, self.written)
 
+    def describe(self) -> str:
+        """The layout in words, then whatever else is different from the job."""
+        degrees = axis_degrees(self.job.parallel)
+        hidden = (*(f"parallel.{axis}.degree" for axis in degrees), "cluster.nodes", "cluster.gpus_per_node")
+        others = (f"{key}: {_shown(value)}" for key, value in self.change.items() if key not in hidden)
+        return "; ".join([_layout_text(degrees), *others])
+
+
+def _layout_text(degrees: Mapping[str, int]) -> str:
+    return " ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1) or "one GPU"
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else "none" if value in ("", None) else str(value)
+
 
 _RUN = 128
 """Neighbours that are looked at one after the other: they share most of the work of making them."""
@@ -229,11 +244,7 @@ def layout_axis(gpus: int, per_node: int, fixed: Mapping[str, Sequence[int]], ba
     changes: list[Change] = [
         {f"parallel.{axis}.degree": degree for axis, degree in degrees.items()} | cluster for degrees in possible
     ]
-    labels = (
-        " ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1) or "one GPU"
-        for degrees in possible
-    )
-    return Axis(LAYOUT, tuple(changes), tuple(labels))
+    return Axis(LAYOUT, tuple(changes), tuple(map(_layout_text, possible)))
 
 
 def _only_possible(base: Job) -> dict[str, Sequence[int]]:

@@ -161,15 +161,18 @@ class Weighed:
     least: float
     """What a plan says of the objective at best (:meth:`Objective.least`)."""
     number: int
-    least_bytes: int
-    capacity_bytes: int
-    unusual: int = 0
+    bound: Bound
+    unusual: int
     """How few people ask for it."""
 
     @property
     def rank(self) -> tuple[float, int]:
         """Before or behind others."""
         return self.least, self.number
+
+    def is_likely(self, ratio: float) -> bool:
+        """To fit, if a plan has so many times the bytes of the bound."""
+        return self.bound.least_bytes * ratio <= self.bound.capacity_bytes
 
 
 @dataclass(slots=True)
@@ -249,11 +252,5 @@ def _weigh_one(space: Space, objective: Objective, number: int, scales: Scales) 
         if scales.nearest_bound is None or excess < scales.nearest_bound[0]:
             scales.nearest_bound = (excess, number)
         return
-    weighed = Weighed(
-        least=objective.least(candidate.job, bound),
-        number=number,
-        least_bytes=bound.least_bytes,
-        capacity_bytes=bound.capacity_bytes,
-        unusual=unusual_of(candidate.job),
-    )
+    weighed = Weighed(objective.least(candidate.job, bound), number, bound, unusual_of(candidate.job))
     scales.groups.setdefault(space.traced_key(candidate), []).append(weighed)
