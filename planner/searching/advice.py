@@ -7,6 +7,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from planner.allocator.rules import Rules
@@ -313,18 +314,16 @@ class _Trial:
 
     def plan(self, steps: Iterable[Step]) -> list[Answer | None]:
         """What plans say of them, several planned at a time; each change is planned once. None: there was no time."""
-        named = [(change_text(change), change, job) for change, job in steps]
-        waiting = iter([step for step in named if step[0] not in self.answers])
+        steps = list(steps)
 
-        def next_group() -> tuple[tuple[str, Change], list[Job]] | None:
-            if (step := next(waiting, None)) is None:
-                return None
-            name, change, job = step
-            self.progress(f"trying {name}")
-            return (name, change), [job]
+        def waiting() -> Iterator[tuple[tuple[str, Change], list[Job]]]:
+            for change, job in steps:
+                if (name := change_text(change)) not in self.answers:
+                    self.progress(f"trying {name}")
+                    yield (name, change), [job]
 
         try:
-            for (name, change), (answer,) in plan_in_turn(self.plans, next_group, whole=True):
+            for (name, change), (answer,) in plan_in_turn(self.plans, partial(next, waiting(), None), whole=True):
                 self.advised.planned += 1
                 self.advised.tried.append(name)
                 self.answers[name] = answer
@@ -332,7 +331,7 @@ class _Trial:
                     self._remember(change, answer)
         except OutOfTimeError:
             pass
-        return [self.answers.get(name) for name, _, _ in named]
+        return [self.answers.get(change_text(change)) for change, _ in steps]
 
     def prove(self, step: Step) -> Advice | None:
         """The change as advice, where a plan shows that it is enough."""

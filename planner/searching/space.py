@@ -120,6 +120,10 @@ class Space:
             choice.append(value)
         return tuple(reversed(choice))
 
+    def labels(self, number: int) -> tuple[str, ...]:
+        """How people see the value of each axis."""
+        return tuple(axis.labels[value] for axis, value in zip(self.axes, self.choice(number), strict=True))
+
     def candidate(self, number: int) -> Candidate | str:
         """The candidate, or the name of the rule that keeps it from being one."""
         choice = self.choice(number)

@@ -27,8 +27,8 @@ from planner.timing.step_time import priced_gpu
 
 
 def cost_of(job: Job) -> float | None:
-    """GPU seconds of a token, by what the clock of a trace takes for its products and collectives, which sizes say
-    before there is one. None where the model's sizes or the GPU's speeds are not known."""
+    """GPU seconds of a token, by what the clock of a trace takes for its products, their weights and collectives, which
+    sizes say before there is one. None where the model's sizes or the GPU's speeds are not known."""
     shape, gpu, train, parallel = shape_of(job.model), priced_gpu(job.cluster.gpu.name), job.train, job.parallel
     if shape is None or gpu is None or not train.sequence_length or job.trainer is not None:
         return None
@@ -37,7 +37,8 @@ def cost_of(job: Job) -> float | None:
     tokens = train.micro_batch_size * train.sequence_length // degrees["cp"]
     # Forward, backward of activations and of weights, which frozen ones have not; and what is computed again.
     passes = 3 - (job.model.adapter is not None) + (train.recompute.mode == "full")
-    products = 2 * passes * shape.active_elements * tokens / split / gpu.product_rate("bfloat16", loses_bits=True)
+    products = 2 * passes * shape.active_elements * tokens / gpu.product_rate("bfloat16", loses_bits=True)
+    weights = gpu.seconds_of_bytes(2 * passes * shape.elements)
 
     stream = 2 * tokens * shape.hidden
     keys_and_values = 4 * tokens * degrees["cp"] * shape.kv_heads * shape.head_size // degrees["tp"]
@@ -46,19 +47,19 @@ def cost_of(job: Job) -> float | None:
         + passes * seconds_of("allgather", "cp", keys_and_values)
         + 4 * seconds_of("alltoall", "ep", stream * max(shape.routed, 1))
     )
-    busy = micro_batches * (products + of_block * shape.layers / degrees["pp"])
+    busy = micro_batches * ((products + weights) / split + of_block * shape.layers / degrees["pp"])
     if degrees["pp"] > 1:
         stages = pipeline_schedules.stage_count(parallel.pp) / degrees["pp"]
         busy *= 1 + (degrees["pp"] - 1) / micro_batches / stages
 
     # Of data parallelism what the computation does not hide.
-    elements = shape.elements // split
+    elements, held = shape.elements // split, 4 if job.model.parameter_dtype == "float32" else 2
     gathers = micro_batches * (1 if parallel.dp_shard.reshard_after_forward is False else 2)
-    gathered = 2 if train.precision == "fsdp_mixed" else 4
+    gathered = 2 if train.precision == "fsdp_mixed" else held
     sharding = gathers * seconds_of("allgather", "dp_shard", gathered * elements)
-    reducing = micro_batches * seconds_of("reduce_scatter", "dp_shard", 4 * elements)
+    reducing = micro_batches * seconds_of("reduce_scatter", "dp_shard", held * elements)
     shards = degrees["dp_shard"] * degrees["cp"]
-    replicating = seconds_of("allreduce", "dp_replicate", 4 * elements // shards)
+    replicating = seconds_of("allreduce", "dp_replicate", held * elements // shards)
     step = max(busy, sharding + reducing + replicating)
     return step * math.prod(degrees.values()) / tokens_of_step(job)
 
