@@ -177,10 +177,7 @@ def _sentences(result: SearchResult) -> Iterator[str]:
             " estimated to take longer than a step of the last one shown: no bound."
         )
     if scales.ruled_out:
-        rules = (
-            f"{rule}: {count:,}{f' (as: {scales.example[rule]})' if scales.example.get(rule) else ''}"
-            for rule, count in scales.ruled_out.most_common()
-        )
+        rules = (f"{scales.explain(rule)} ({count:,})" for rule, count in scales.ruled_out.most_common())
         yield f"Rules that were broken: {'; '.join(rules)}."
     for reason, count in list(result.refused.items())[:3]:
         yield f"Not planned ({count:,}): {reason}."

@@ -197,6 +197,10 @@ class Scales:
         """Candidates that plans decide about."""
         return sum(map(len, self.groups.values()))
 
+    def explain(self, rule: str) -> str:
+        """The rule, with what was said of a candidate that broke it."""
+        return f"{rule}: {self.example[rule]}" if self.example.get(rule) else rule
+
 
 def weigh(
     space: Space,
@@ -219,10 +223,9 @@ def weigh(
     if not scales.groups and not scales.beyond_bound and scales.in_time:
         # The constraint that emptied the space.
         (worst, count), *others = scales.ruled_out.most_common(6)
-        rest = ", ".join(f"{rule} ({number:,})" for rule, number in others)
-        example = f": {scales.example[worst]}" if scales.example.get(worst) else ""
+        rest = ", ".join(f"{scales.explain(rule)} ({number:,})" for rule, number in others)
         raise SpecError(
-            f"no candidate is left of {scales.looked_at:,}: {count:,} break the rule that {worst}{example}"
+            f"no candidate is left of {scales.looked_at:,}: {count:,} break the rule that {scales.explain(worst)}"
             + (f"; others: {rest}" if rest else ""),
             allowed="axes whose values go together",
             remedy="widen the axis that the rule names, or change --gpus or --global-batch",
