@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from planner.job.layout import Mesh
 from planner.job.named_gpus import USUAL_NODE
 from planner.job.schema import Job
 from planner.job.trainer import accumulation_steps, micro_batch_size
+from planner.planning.planned_classes import Progress
 from planner.report.statement import Advice, change_text
 from planner.searching import trainer_axes
 from planner.searching.axes import apply, axis_of, fault_of, only_new
@@ -194,8 +195,6 @@ _TOGETHER, _LAYOUTS_NAME = "several of these changes together", "other layouts o
 """Names of what is left where the time is over."""
 _STEPS_SHARE, _LAYOUTS_SHARE = 0.5, 0.75
 """Of the time, until changes of the job in its own layout, and other layouts, have to be tried."""
-
-Progress = Callable[[str], None]
 
 
 @dataclass(slots=True)

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from planner.job.schema import Gpu, Job
+from planner.planning.planned_classes import Progress
 from planner.report.statement import Verdict
 from planner.searching.exact_plans import Answers, Exact, OutOfTimeError, Plans, Refused, plan_in_turn
 from planner.searching.space import Candidate, Space
-from planner.searching.weighing import MOST_LOOKED_AT, Objective, Progress, Scales, Weighed, weigh
+from planner.searching.weighing import MOST_LOOKED_AT, Objective, Scales, Weighed, weigh
 
 _SIZES = ("micro_batch_size", "sequence_length")
 

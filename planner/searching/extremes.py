@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.errors import SpecError
@@ -11,6 +11,7 @@ from planner.job.bound.lower_bound import lower_bound
 from planner.job.nodes import did_you_mean
 from planner.job.schema import Job
 from planner.job.trainer import micro_batch_size
+from planner.planning.planned_classes import Progress
 from planner.searching import trainer_axes
 from planner.searching.axes import apply, fault_of, known_name, path_of
 from planner.searching.engine import Row, SearchResult, search
@@ -22,8 +23,6 @@ SIZES = ("micro_batch_size", "sequence_length")
 """What is increased: a job needs no fewer tensors for more of it."""
 MOST = 2**24
 _USUAL_STEP = {"micro_batch_size": 1, "sequence_length": 256}
-
-Progress = Callable[[str], None]
 
 
 @dataclass(slots=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from planner.errors import SpecError
 from planner.job.schema import Job
+from planner.planning.planned_classes import Progress
 from planner.searching.exact_plans import Exact, OutOfTimeError, Plans, Refused, plan_in_turn
 from planner.searching.space import Space
 from planner.searching.weighing import look_at
@@ -16,8 +16,6 @@ STEP = "1"
 """Of the ranges of a sweep, which is of every point; a search doubles."""
 MOST_POINTS = 2_000
 """Of a sweep, every one of which is planned or excluded by its bound."""
-
-Progress = Callable[[str], None]
 
 
 @dataclass(slots=True)

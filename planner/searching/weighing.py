@@ -19,6 +19,7 @@ from planner.job.bound.parameters import shape_of
 from planner.job.layout import axis_degrees, tokens_of_step
 from planner.job.nodes import did_you_mean
 from planner.job.schema import Job
+from planner.planning.planned_classes import Progress
 from planner.searching.exact_plans import Exact
 from planner.searching.space import Candidate, Space, broken_rule
 from planner.step_work import Kernel
@@ -151,8 +152,6 @@ def unusual_of(job: Job) -> int:
 MOST_LOOKED_AT = 200_000
 """Candidates of one search; of larger spaces so many are looked at, spread evenly, and the answer says so."""
 _TELL_EVERY = 500
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
