@@ -156,7 +156,9 @@ def search(
     )  # fmt: skip
     space = request.space()
     with _planning(seconds) as (plans, progress):
-        return Search(engine.search(space, plans, objective=wanted, top=top, time_left=seconds, progress=progress))
+        return Search(
+            engine.search(space, plans, objective=wanted, top=top, until=time.monotonic() + seconds, progress=progress)
+        )
 
 
 def largest(

@@ -196,7 +196,7 @@ def run_search(arguments: argparse.Namespace) -> int:
             _show(progress, (line for row in news for line in row_lines(row, style(sys.stderr))))
 
         result = search(
-            space, plans, objective=objective, top=arguments.top, time_left=seconds, progress=progress,
+            space, plans, objective=objective, top=arguments.top, until=time.monotonic() + seconds, progress=progress,
             watch=show_news, note=note,
         )  # fmt: skip
     print_answer(arguments, lambda: search_to_json(result), lambda: render_search(result, style()))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from planner.allocator.rules import Rules
@@ -17,6 +18,7 @@ from planner.job.layout import Mesh
 from planner.job.named_gpus import USUAL_NODE
 from planner.job.schema import Job
 from planner.job.trainer import RECOMPUTE, accumulation_steps, micro_batch_size
+from planner.planning.planned_classes import Progress
 from planner.report.statement import Advice, change_text
 from planner.searching import trainer_axes
 from planner.searching.axes import apply, axis_of, fault_of, only_new
@@ -41,75 +43,58 @@ _RECOMPUTES = {"train.recompute", RECOMPUTE}
 _SIZE, _STEPS = "train.micro_batch_size", "train.gradient_accumulation_steps"
 
 
-def _savings(job: Job) -> list[Change]:
-    """Every change that saves memory of any job, the cheapest for the training first: {} where this one has it, or
-    cannot have it."""
+def savings(job: Job) -> list[Change]:
+    """Every change that saves memory of this job, the cheapest for the training first."""
     train, parallel = job.train, job.parallel
-    shard, replicate, tp, optimizer = parallel.dp_shard, parallel.dp_replicate, parallel.tp, train.optimizer
-    save, recompute = train.checkpoint_save, train.recompute.mode
+    shard, tp, save, optimizer = parallel.dp_shard, parallel.tp, train.checkpoint_save, train.optimizer.arguments
+    recompute = train.recompute.mode
     conf = ",".join(part for part in (job.allocator.conf, "expandable_segments:True") if part)
-    segments: Change = {} if Rules.from_conf(job.allocator.conf).expandable_segments else {"allocator.conf": conf}
-    if job.trainer is not None:
-        return [segments, {} if trainer_axes.checkpoints(job) else {RECOMPUTE: True}]
+    segments = (not Rules.from_conf(job.allocator.conf).expandable_segments, {"allocator.conf": conf})
     fused: Change = {"train.optimizer.fused": True}
-    if "foreach" in optimizer.arguments:
+    if "foreach" in optimizer:
         fused["train.optimizer.foreach"] = None
     has_blocks = job.model.decoder is not None or (job.model.hf_config is not None and parallel.pp.degree == 1)
     tokens_divide = bool(train.sequence_length) and train.sequence_length % (tp.degree * parallel.cp.degree) == 0
-    table: tuple[tuple[Any, Change], ...] = (
+    table: list[tuple[Any, Change]] = [
         # What a save gathers goes to the host tensor by tensor.
         (
             save is not None and save.kind == "full_state_dict" and not save.cpu_offload,
             {"train.checkpoint_save.cpu_offload": True},
         ),
         (
-            replicate.degree > 1 and not replicate.gradient_as_bucket_view,
+            parallel.dp_replicate.degree > 1,
             {"parallel.dp_replicate.gradient_as_bucket_view": True},
         ),
-        (True, segments),
-        (
-            optimizer.name in _FUSED
-            and not optimizer.arguments.get("fused")
-            and optimizer.arguments.get("foreach") is not False,
-            fused,
-        ),
-        (
-            tp.degree > 1 and not tp.sequence_parallel and tokens_divide and has_blocks,
-            {"parallel.tp.sequence_parallel": True},
-        ),
+        segments,
+        (train.optimizer.name in _FUSED and optimizer.get("foreach") is not False, fused),
+        (tp.degree > 1 and tokens_divide and has_blocks, {"parallel.tp.sequence_parallel": True}),
         (
             train.loss.name == "cross_entropy" and train.loss.chunks == 1 and train.sequence_length >= 8,
             {"train.loss.chunks": 8},
         ),
-        (
-            shard.degree > 1 and shard.reshard_after_forward is not True,
-            {"parallel.dp_shard.reshard_after_forward": True},
-        ),
+        (shard.degree > 1, {"parallel.dp_shard.reshard_after_forward": True}),
         (recompute == "none", _SELECTIVE),
         (recompute != "full", {"train.recompute": "full"}),
-    )
-    return [change if applies else {} for applies, change in table]
+    ]
+    if job.trainer is not None:
+        table = [segments, (not trainer_axes.checkpoints(job), {RECOMPUTE: True})]
+    return [change for applies, change in table if applies and only_new(job, change)]
 
 
-def single(job: Job) -> Iterator[Step]:
+def single(job: Job) -> list[Step]:
     """Each change by itself."""
-    return ((change, apply(job, change)) for change in _savings(job) if change)
+    return [(change, apply(job, change)) for change in savings(job)]
 
 
-def rows(job: Job, refused: Container[str]) -> Iterator[Row]:
+def rows(job: Job, refused: Set[str]) -> Iterator[Row]:
     """One change more with every row, the cheapest for the training first, smaller micro-batches last; `refused` are
     keys that this job cannot be run with at any value."""
-    row: Row = ()
-    changed = job
-    for place in range(len(_savings(job))):
-        more = _savings(changed)[place]
-        # Full recomputation, which comes next, includes the selective one.
-        if not more or more == _SELECTIVE or any(key in refused for key in more):
-            continue
-        row, changed = (*row, more), apply(changed, more)
-        yield row
-    for smaller, _ in smaller_micro_batches(changed):
-        yield (*row, smaller)
+    # Full recomputation includes the selective one.
+    parts = [change for change in savings(job) if change != _SELECTIVE and not refused & change.keys()]
+    for count in range(len(parts)):
+        yield tuple(parts[: count + 1])
+    for smaller, _ in smaller_micro_batches(job):
+        yield (*parts, smaller)
 
 
 def together(start: Step, row: Row) -> Step:
@@ -208,8 +193,6 @@ _TOGETHER, _LAYOUTS_NAME = "several of these changes together", "other layouts o
 _STEPS_SHARE, _LAYOUTS_SHARE = 0.5, 0.75
 """Of the time, until changes of the job in its own layout, and other layouts, have to be tried."""
 
-Progress = Callable[[str], None]
-
 
 @dataclass(slots=True)
 class Advised:
@@ -259,10 +242,9 @@ def advise(
         until = float("inf") if advised.advice else began + seconds * _STEPS_SHARE
         if advised.advice or not trial.surely_exceeds_with_all():
             trial.find_first(smaller_micro_batches(job), until)
-            own: Step = ({}, job)
-            if not advised.advice and not trial.combine(own):
+            if not advised.advice and not trial.combine(trial.own):
                 # Fewer changes may fit where all of them do not: an allocator's cache is not a sum.
-                row_by_row = (together(own, row) for row in rows(job, trial.refused))
+                row_by_row = (together(trial.own, row) for row in rows(job, trial.refused))
                 trial.find_first(row_by_row, until, left=_TOGETHER)
     if widely and not advised.advice and Mesh.of(job.parallel).world_size > 1:
         trial.search_layouts(began + seconds * _LAYOUTS_SHARE)
@@ -290,9 +272,14 @@ class _Trial:
     answers: dict[str, Answer] = field(default_factory=dict)
     """By the text of a change."""
 
+    @property
+    def own(self) -> Step:
+        """The job as it is."""
+        return {}, self.job
+
     def nothing_helps(self) -> bool:
         """With all changes at once it exceeds by its bound: so it does with any of them."""
-        step = self.with_all(({}, self.job))
+        step = self.with_all(self.own)
         if not step[0] or not self.exceeds_by_bound(step):
             return False
         self._exclude(step)
@@ -301,7 +288,7 @@ class _Trial:
     def surely_exceeds_with_all(self) -> bool:
         """With all changes at once the tensors are more than there is room for: so it is with fewer of them. Where it
         cannot be run with all of them, it is not known yet with which of them it can."""
-        step = self.with_all(({}, self.job))
+        step = self.with_all(self.own)
         answer = self.plan([step])[0] if step[0] else None
         return isinstance(answer, Exact) and answer.surely_exceeds
 
@@ -323,18 +310,16 @@ class _Trial:
 
     def plan(self, steps: Iterable[Step]) -> list[Answer | None]:
         """What plans say of them, several planned at a time; each change is planned once. None: there was no time."""
-        named = [(change_text(change), change, job) for change, job in steps]
-        waiting = iter([step for step in named if step[0] not in self.answers])
+        steps = list(steps)
 
-        def next_group() -> tuple[tuple[str, Change], list[Job]] | None:
-            if (step := next(waiting, None)) is None:
-                return None
-            name, change, job = step
-            self.progress(f"trying {name}")
-            return (name, change), [job]
+        def waiting() -> Iterator[tuple[tuple[str, Change], list[Job]]]:
+            for change, job in steps:
+                if (name := change_text(change)) not in self.answers:
+                    self.progress(f"trying {name}")
+                    yield (name, change), [job]
 
         try:
-            for (name, change), (answer,) in plan_in_turn(self.plans, next_group, whole=True):
+            for (name, change), (answer,) in plan_in_turn(self.plans, partial(next, waiting(), None), whole=True):
                 self.advised.planned += 1
                 self.advised.tried.append(name)
                 self.answers[name] = answer
@@ -342,7 +327,7 @@ class _Trial:
                     self._remember(change, answer)
         except OutOfTimeError:
             pass
-        return [self.answers.get(name) for name, _, _ in named]
+        return [self.answers.get(change_text(change)) for change, _ in steps]
 
     def prove(self, step: Step) -> Advice | None:
         """The change as advice, where a plan shows that it is enough."""
@@ -403,7 +388,7 @@ class _Trial:
             self._leave(f"{', '.join(steps[0][0])} with other changes")
 
     def search_layouts(self, until: float) -> None:
-        """Other layouts of the same GPUs, the cheapest by the roofline first where it knows the model."""
+        """Other layouts of the same GPUs, the cheapest first where the model's sizes say which."""
         job, advised = self.job, self.advised
         gpus, per_node = job.cluster.ranks, job.cluster.gpus_per_node
         if self.plans.is_over:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import heapq
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from planner.job.schema import Gpu, Job
+from planner.planning.planned_classes import Progress
 from planner.report.statement import Verdict
 from planner.searching.exact_plans import Answers, Exact, OutOfTimeError, Plans, Refused, plan_in_turn
 from planner.searching.space import Candidate, Space
-from planner.searching.weighing import MOST_LOOKED_AT, Objective, Progress, Scales, Weighed, weigh
+from planner.searching.weighing import MOST_LOOKED_AT, Objective, Scales, Weighed, weigh
 
 _SIZES = ("micro_batch_size", "sequence_length")
 
@@ -51,73 +51,8 @@ _LATEST = 9
 """Plans that the ratio is the median of."""
 
 _ALIKE = 200
-"""Groups of the best rank of which the most usual, and of those the quickest, is planned first: the roofline tells the
-best few hundred of thousands no further apart than it is wrong by."""
-
-Rank = tuple[float, int]
-_Entry = tuple[Rank, list[Weighed]]
-
-
-class Waiting:
-    """Groups of candidates with one trace each, those that are likely to fit before the others."""
-
-    def __init__(self, groups: Sequence[list[Weighed]]) -> None:
-        """A group is sorted by rank."""
-        self._ratios: deque[float] = deque([_USUAL_RATIO], maxlen=_LATEST)
-        self._is_anything_found = False
-        self._sort([(group[0].rank, group) for group in groups])
-
-    @property
-    def count(self) -> int:
-        return len(self._likely) + len(self._doubtful)
-
-    @property
-    def candidates(self) -> int:
-        """Of all groups."""
-        return sum(len(group) for _, group in (*self._likely, *self._doubtful))
-
-    def take(self, last: Rank, enough: bool) -> list[Weighed]:
-        """The group to plan next; none where nothing that waits ranks before `last`. `enough`: as many were found as
-        are wanted, so that only what could displace them counts."""
-        for heap in (self._likely, self._doubtful):
-            if not heap or (enough and heap[0][0] >= last):
-                continue
-            # Of the best the most usual, and of those the quickest; before anything is found of all of them: that is an
-            # answer soon, and one that somebody asked for.
-            alike = heapq.nsmallest(_ALIKE, heap) if self._is_anything_found else heap
-            entry = min(
-                (entry for entry in alike if not enough or entry[0] < last),
-                key=lambda entry: (entry[1][0].unusual, entry[1][0].effort, entry[0]),
-            )
-            heap.remove(entry)
-            heapq.heapify(heap)
-            return entry[1]
-        return []
-
-    def note_fit(self) -> None:
-        """Something fits: from now on rank comes first."""
-        self._is_anything_found = True
-
-    def learn(self, least_bytes: int, planned_bytes: int) -> None:
-        """What a plan said, beside its bound."""
-        self._ratios.append(planned_bytes / max(least_bytes, 1))
-        self._sort([*self._likely, *self._doubtful])
-
-    def better_than(self, last: Rank) -> int:
-        """Candidates that rank before `last`."""
-        entries = [*self._likely, *self._doubtful]
-        return sum(weighed.rank < last for _, group in entries for weighed in group)
-
-    def _sort(self, entries: Sequence[_Entry]) -> None:
-        ratio = statistics.median(self._ratios)
-        self._likely: list[_Entry] = []
-        self._doubtful: list[_Entry] = []
-        for entry in entries:
-            fits = any(weighed.least_bytes * ratio <= weighed.capacity_bytes for weighed in entry[1])
-            (self._likely if fits else self._doubtful).append(entry)
-        heapq.heapify(self._likely)
-        heapq.heapify(self._doubtful)
-
+"""Groups of the best rank of which the most usual is planned first: an estimate tells the best few hundred of thousands
+no further apart than it is wrong by."""
 
 _WEIGHING_SHARE = 0.5
 """Of the time, at most, for looking through candidates."""
@@ -154,8 +89,8 @@ class SearchResult:
     traced: int = 0
     """Plans that were made for them: those that share a trace are one."""
     left_by_roofline: int = 0
-    """Candidates that were not planned since the roofline says that they are slower than the last one that was found;
-    that is not a bound."""
+    """Candidates that were not planned since their products and collectives alone are estimated to take longer than a
+    step of the last one that was found."""
     left_out: int = 0
     """Candidates that were not planned since a smaller one exceeds its GPU by its tensors alone."""
     undecided: int = 0
@@ -176,7 +111,7 @@ class SearchResult:
 
     @property
     def complete(self) -> bool:
-        """Whether no candidate of those that were looked at could be better: by bounds, of cost by the roofline."""
+        """Whether no candidate of those that were looked at could be better: by bounds, of cost by an estimate."""
         return not self.stopped
 
 
@@ -190,7 +125,6 @@ def search(
     *,
     objective: Objective = Objective.COST,
     top: int = 10,
-    time_left: float = float("inf"),
     until: float = float("inf"),
     most: int = MOST_LOOKED_AT,
     any_fit: bool = False,
@@ -202,28 +136,29 @@ def search(
     is told before the first plan where the time will not be enough. No plan is begun after `until`, by
     time.monotonic(). Raises SpecError for a space that its rules leave empty."""
     began = time.monotonic()
+    seconds = until - began
     scales = Scales(space.size)
     result = SearchResult(space, objective, scales)
 
     def tell(what: str) -> None:
         result.doing, result.seconds = what, time.monotonic() - began
+        if result.rows and result.first_seconds is None:
+            result.first_seconds = result.seconds
         progress(what)
         watch(result)
 
     def is_weighed_enough() -> bool:
-        now = time.monotonic()
-        return plans.is_over or now >= until or now - began >= time_left * _WEIGHING_SHARE
+        return plans.is_over or time.monotonic() >= began + seconds * _WEIGHING_SHARE
 
-    run = _Run(space, plans, objective, top, any_fit, tell, result, began, until)
     try:
         weigh(space, objective, scales, tell, most, is_weighed_enough)
-        if (expected := len(scales.groups) * _TRACE_SECONDS / plans.processes) > time_left:
+        if (expected := len(scales.groups) * _TRACE_SECONDS / plans.processes) > seconds:
             note(
                 f"{scales.left:,} candidates may fit, and their {len(scales.groups):,} plans would take"
-                f" {expected:,.0f} s at least; {time_left:.0f} s are for the most usual of them. Fix axes (tp=1 pp=1"
+                f" {expected:,.0f} s at least; {seconds:.0f} s are for the most usual of them. Fix axes (tp=1 pp=1"
                 " cp=1) for fewer, or give more --time"
             )
-        run.decide(list(scales.groups.values()))
+        _Run(result, plans, top, any_fit, tell, until, sorted(scales.groups.values(), key=_rank_of)).decide()
     except KeyboardInterrupt:
         result.stopped = "interrupted"
     if not scales.in_time and not result.stopped:
@@ -232,109 +167,113 @@ def search(
     return result
 
 
+Rank = tuple[float, int]
+
+
+def _rank_of(group: list[Weighed]) -> Rank:
+    """Of candidates that share a trace, which are sorted."""
+    return group[0].rank
+
+
+_LAST: Rank = (float("inf"), 0)
+
+
 @dataclass(slots=True)
 class _Run:
-    space: Space
+    result: SearchResult
     plans: Plans
-    objective: Objective
     top: int
     any_fit: bool
     tell: Progress
-    result: SearchResult
-    began: float
     until: float
+    waiting: list[list[Weighed]]
+    """Candidates with one trace each, by rank."""
+    ratios: deque[float] = field(default_factory=lambda: deque([_USUAL_RATIO], maxlen=_LATEST))
     exceeded: Exceeded = field(default_factory=Exceeded)
 
-    def decide(self, groups: Sequence[list[Weighed]]) -> None:
+    def decide(self) -> None:
         """Plan what is likely to fit, the best first, until enough is found; then what could still be better."""
-        waiting = Waiting(groups)
         result = self.result
 
-        def next_group() -> tuple[list[Weighed], list[Job]] | None:
-            while taken := waiting.take(self._last_rank(), len(result.rows) >= self.top):
-                if time.monotonic() >= self.until:
-                    raise OutOfTimeError
-                group = [weighed for weighed in taken if not self.exceeded.covers(self.space, weighed.number)]
-                result.left_out += len(taken) - len(group)
-                if group:
-                    return group, [self._candidate(weighed).job for weighed in group]
-            return None
-
         def tell(planned: int) -> None:
-            result.traces_left = waiting.count + planned
+            result.traces_left = len(self.waiting) + planned
             self._tell_progress()
 
         try:
-            for group, answers in plan_in_turn(self.plans, next_group, tell=tell):
-                self._take(group, answers, waiting)
-            if self.objective is Objective.COST and not self.any_fit:
-                result.left_by_roofline = waiting.candidates
+            for group, answers in plan_in_turn(self.plans, self._next_group, tell=tell):
+                self._take(group, answers)
+            if result.objective is Objective.COST and not self.any_fit:
+                result.left_by_roofline = self._better_than(_LAST)
         except OutOfTimeError:
             result.stopped = "time"
-            result.undecided = waiting.better_than(self._last_rank())
+            result.undecided = self._better_than(self._rank_to_beat())
 
-    def _last_rank(self) -> Rank:
-        """What a candidate has to be better than."""
+    def _next_group(self) -> tuple[list[Weighed], list[Job]] | None:
+        while taken := self._most_wanted():
+            if time.monotonic() >= self.until:
+                raise OutOfTimeError
+            self.waiting = [group for group in self.waiting if group is not taken]
+            group = [weighed for weighed in taken if not self.exceeded.covers(self.result.space, weighed.number)]
+            self.result.left_out += len(taken) - len(group)
+            if group:
+                return group, [self._candidate(weighed).job for weighed in group]
+        return None
+
+    def _most_wanted(self) -> list[Weighed]:
+        """The group to plan next; none where nothing that waits could displace what was found."""
+        ratio, beaten = statistics.median(self.ratios), self._rank_to_beat()
+        wanted = [group for group in self.waiting if _rank_of(group) < beaten]
+        likely = [group for group in wanted if any(weighed.is_likely(ratio) for weighed in group)]
+        # Of the best the most usual; before anything is found of all of them: an answer that somebody asked for.
+        alike = (likely or wanted)[: _ALIKE if self.result.rows else None]
+        return min(alike, key=lambda group: (group[0].unusual, _rank_of(group)), default=[])
+
+    def _rank_to_beat(self) -> Rank:
         if len(self.result.rows) < self.top:
-            return float("inf"), 0
+            return _LAST
         return (float("-inf"), 0) if self.any_fit else self.result.rows[-1].rank
 
+    def _better_than(self, rank: Rank) -> int:
+        """Candidates that wait and rank before it."""
+        return sum(weighed.rank < rank for group in self.waiting for weighed in group)
+
     def _candidate(self, weighed: Weighed) -> Candidate:
-        candidate = self.space.candidate(weighed.number)
+        candidate = self.result.space.candidate(weighed.number)
         assert isinstance(candidate, Candidate)
         return candidate
 
-    def _take(self, group: list[Weighed], answers: Answers, waiting: Waiting) -> None:
+    def _take(self, group: list[Weighed], answers: Answers) -> None:
         result = self.result
         result.traced += 1
         result.planned += len(group)
-        fitting: dict[Gpu, Row] = {}
+        fitting: dict[Gpu, list[Row]] = {}
         for weighed, answer in zip(group, answers, strict=True):
             if isinstance(answer, Refused):
                 result.refused[answer.reason] = result.refused.get(answer.reason, 0) + 1
                 continue
-            value = self.objective.of(weighed.cost, answer)
-            row = Row(candidate=self._candidate(weighed), exact=answer, value=value)
+            row = Row(candidate=self._candidate(weighed), exact=answer, value=result.objective.of(answer))
             if answer.whole:
-                waiting.learn(weighed.least_bytes, answer.device_bytes)
+                self.ratios.append(answer.device_bytes / max(weighed.bound.least_bytes, 1))
             if answer.fits:
-                # Of candidates that differ in the allocator's settings alone one is shown: that which fits without
-                # being tight.
-                gpu = row.candidate.job.cluster.gpu
-                verdicts = list(Verdict)
-                fitting[gpu] = min(
-                    (row, fitting.get(gpu, row)), key=lambda row: (verdicts.index(row.exact.verdict), *row.rank)
-                )
+                fitting.setdefault(row.candidate.job.cluster.gpu, []).append(row)
                 continue
             if answer.surely_exceeds:
-                self.exceeded.add(self.space, row.candidate)
+                self.exceeded.add(result.space, row.candidate)
             closest = result.closest
             if answer.whole and (closest is None or answer.headroom_bytes > closest.exact.headroom_bytes):
                 result.closest = row
-        for row in fitting.values():
-            waiting.note_fit()
-            result.rows.append(row)
-            result.rows.sort(key=lambda row: row.rank)
-            del result.rows[self.top :]
+        # Of candidates that differ in the allocator's settings alone one is shown: that which fits without being tight.
+        verdicts = list(Verdict)
+        for rows in fitting.values():
+            row = min(rows, key=lambda row: (verdicts.index(row.exact.verdict), *row.rank))
+            result.rows = sorted([*result.rows, row], key=lambda row: row.rank)[: self.top]
             if row in result.rows:
-                if result.first_seconds is None:
-                    result.first_seconds = time.monotonic() - self.began
                 self._tell_progress()
 
     def _tell_progress(self) -> None:
         result = self.result
-        best = f", best so far: {describe(result.rows[0].candidate)}" if result.rows else ""
+        best = f", best so far: {result.rows[0].candidate.describe()}" if result.rows else ""
         self.tell(
             f"planned {result.planned} of {result.scales.left:,} candidates ({result.traces_left:,} traces left),"
             f" {len(result.rows)} of {self.top} found{best}"
         )
-
-
-def describe(candidate: Candidate) -> str:
-    """What is different from the job, in a few words."""
-
-    def short(key: str) -> str:
-        *_, section, last = key.split(".")
-        return section if last == "degree" else last
-
-    return ", ".join(f"{short(key)} {value}" for key, value in candidate.change.items()) or "the job itself"

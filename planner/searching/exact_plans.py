@@ -20,9 +20,8 @@ from typing import Any, Protocol, TypeVar
 from planner import cuda_on_paper
 from planner.errors import PlannerError
 from planner.hardware import catalog
-from planner.job.json_text import canonical_json
 from planner.job.layout import Mesh, rank_classes
-from planner.job.loading import bundle
+from planner.job.loading import trace_id
 from planner.job.schema import Job, multiprocessors_of
 from planner.planning import judging, planned_classes
 from planner.planning.inputs import inputs_of_job
@@ -151,8 +150,7 @@ class KnownAnswers:
     def submit(self, jobs: Sequence[Job], *, whole: bool = False) -> Future[Answers]:
         """As :class:`Plans` says; a whole answer serves where less is asked for."""
         # The same for the same jobs in any process; metadata are no part of it.
-        parts = [{key: value for key, value in bundle(job).items() if key != "metadata"} for job in jobs]
-        name = hashlib.sha256(canonical_json(parts).encode()).hexdigest()[:32]
+        name = hashlib.sha256("".join(trace_id(job, {}) for job in jobs).encode()).hexdigest()[:32]
         known = self.known.get(name)
         if known is not None and (not whole or all(isinstance(answer, Refused) or answer.whole for answer in known)):
             future: Future[Answers] = Future()
@@ -288,8 +286,6 @@ class ExactPlans:
     source: TraceSource = USUAL_SOURCE
     deadline: float = float("inf")
     """By time.monotonic()."""
-    count: int = 0
-    """Groups planned so far."""
     _server: ForkServer = field(default_factory=lambda: cuda_on_paper.lasting_server(PRELOAD))
     _stopped: threading.Event = field(default_factory=threading.Event)
     _pool: ThreadPoolExecutor | None = None
@@ -321,7 +317,6 @@ class ExactPlans:
         if isinstance(answer.exceeded, StoppedError):
             raise OutOfTimeError
         messages.raise_failure(answer)
-        self.count += 1
         return answers_of(answer, len(group.jobs))
 
 

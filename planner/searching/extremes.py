@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.errors import SpecError
@@ -12,10 +11,11 @@ from planner.job.bound.lower_bound import lower_bound
 from planner.job.nodes import did_you_mean
 from planner.job.schema import Job
 from planner.job.trainer import micro_batch_size
+from planner.planning.planned_classes import Progress
 from planner.searching import trainer_axes
 from planner.searching.axes import apply, fault_of, known_name, path_of
-from planner.searching.engine import Row, search
-from planner.searching.exact_plans import Answers, Exact, OutOfTimeError, Plans, Refused
+from planner.searching.engine import Row, SearchResult, search
+from planner.searching.exact_plans import Exact, OutOfTimeError, Plans, Refused, plan_in_turn
 from planner.searching.space import Space, least_axes
 from planner.searching.weighing import Objective
 
@@ -24,26 +24,33 @@ SIZES = ("micro_batch_size", "sequence_length")
 MOST = 2**24
 _USUAL_STEP = {"micro_batch_size": 1, "sequence_length": 256}
 
-Progress = Callable[[str], None]
-
 
 @dataclass(slots=True)
 class Largest:
-    """The answer: `value` is 0 where not even the smallest fits."""
+    """The answer: every size of which a plan was made."""
 
     name: str
     step: int
-    value: int = 0
-    exact: Exact | None = None
-    beyond: Exact | None = None
-    """Of the next larger size, which does not fit."""
     planned: dict[int, Exact] = field(default_factory=dict)
-    """Every size that a plan was made of."""
     stopped: str = ""
     """`time` or `interrupted`: then `value` is the largest that is known to fit, and larger ones may."""
 
+    @property
+    def value(self) -> int:
+        """0 where not even the smallest fits."""
+        return max((size for size, exact in self.planned.items() if exact.fits), default=0)
 
-def size_named(written: str, command: str = "max") -> str:
+    @property
+    def exact(self) -> Exact | None:
+        return self.planned.get(self.value)
+
+    @property
+    def beyond(self) -> Exact | None:
+        """Of the next larger size, which does not fit."""
+        return self.planned.get(self.value + self.step)
+
+
+def size_named(written: str) -> str:
     """The size that a word means. Raises SpecError with the nearest name."""
     try:
         name = known_name(written)
@@ -51,7 +58,7 @@ def size_named(written: str, command: str = "max") -> str:
         name = ""
     if name not in SIZES:
         raise SpecError(
-            f"planner {command} does not know {written[:80]!a}" if not name else
+            f"planner max does not know {written[:80]!a}" if not name else
             f"{name} has no largest value: more of it does not always take more memory",
             allowed=", ".join(SIZES),
             remedy=did_you_mean(written, SIZES) or "`planner search` looks for the best of other axes",
@@ -77,14 +84,42 @@ def largest(
     the smallest cannot be planned."""
     if name == "sequence_length" and not job.train.sequence_length:
         raise SpecError("the job has no train.sequence_length: its model takes no tokens", allowed="micro_batch_size")
-    run = _Halving(job, name, plans, progress, Largest(name, step or step_of(name, job)))
+    result = Largest(name, step or step_of(name, job))
+
+    def job_of(count: int) -> Job:
+        return with_size(job, name, count * result.step)
+
+    counts = range(1, most // result.step + 1)
+    in_bound = bisect_left(counts, True, key=lambda count: lower_bound(job_of(count)).exceeds)
+    # Where the bound says that the smallest exceeds, a plan says by how much.
+    order = _CountOrder(result, size_of(job, name) // result.step, max(in_bound, 1))
+    begun: set[int] = set()
+
+    def next_group() -> tuple[int, list[Job]] | None:
+        count = next((count for count in order.wanted() if count not in begun), 0)
+        if not count:
+            return None
+        begun.add(count)
+        if (fault := fault_of(job_of(count))) is not None:
+            raise fault
+        progress(f"planning {name} {count * result.step:,}, {len(result.planned)} planned so far")
+        return count, [job_of(count)]
+
     try:
-        run.find(most)
+        for count, (answer,) in plan_in_turn(plans, next_group, whole=True):
+            size = count * result.step
+            if isinstance(answer, Refused):
+                raise SpecError(
+                    f"{name} {size} cannot be planned: {answer.reason}", allowed="a job that can be planned"
+                )
+            result.planned[size] = answer
+            if not order.wanted():
+                break
     except OutOfTimeError:
-        run.result.stopped = "time"
+        result.stopped = "time"
     except KeyboardInterrupt:
-        run.result.stopped = "interrupted"
-    return run.finished()
+        result.stopped = "interrupted"
+    return result
 
 
 def size_of(job: Job, name: str) -> int:
@@ -98,115 +133,42 @@ def with_size(job: Job, name: str, size: int) -> Job:
 
 
 @dataclass(slots=True)
-class _Halving:
-    """Decides sizes, which are counted in steps."""
+class _CountOrder:
+    """In which order sizes, counted in steps, are planned until the largest that fits is known."""
 
-    job: Job
-    name: str
-    plans: Plans
-    progress: Progress
     result: Largest
-    ahead: dict[int, Future[Answers]] = field(default_factory=dict)
-    """Plans that are being made of counts that will be wanted."""
+    own: int
+    """Of the job."""
+    in_bound: int
+    """The largest that the lower bound lets pass."""
 
-    def find(self, most: int) -> None:
-        """The largest that fits."""
-        bound = self._largest_in_bound(most // self.result.step)
-        if not bound:
-            self._decide(1)  # the bound says that it exceeds; a plan says by how much
-            return
-        for count in range(self._largest_with_room(bound), 0, -1):
-            if self._decide(count).fits:
-                return
-            self._begin(count - 1)
+    def wanted(self) -> list[int]:
+        """What is planned next, and what will be wanted after that if it has room; nothing where the answer is known.
 
-    def finished(self) -> Largest:
-        result = self.result
-        fitting = [size for size, exact in result.planned.items() if exact.fits]
-        result.value = max(fitting, default=0)
-        result.exact = result.planned.get(result.value)
-        result.beyond = result.planned.get(result.value + result.step)
-        return result
+        First the largest is found whose tensors there is room for: from the smallest and the job's own by a line
+        through them. From there downwards the first that fits is the answer, whatever the allocator adds.
+        """
+        known = {size // self.result.step: exact for size, exact in self.result.planned.items()}
+        second = min(max(2, self.own), self.in_bound)
+        if 1 not in known or (second not in known and not known[1].surely_exceeds):
+            return [1, second]
+        high = min((count for count, exact in known.items() if exact.surely_exceeds), default=self.in_bound + 1)
+        with_room = sorted(count for count in known if count < high)
+        low = max(with_room, default=0)
+        if high - low > 1:
+            guess = self._guess(known, with_room[-2:], high)
+            return [guess, min(guess + 1, high - 1)]
+        largest = next((count for count in range(low, 0, -1) if count not in known or known[count].fits), 0)
+        return [] if largest in (0, *known) else [largest]
 
-    def _largest_in_bound(self, most: int) -> int:
-        """The largest count that the lower bound lets pass: it grows with the size."""
-
-        def exceeds(count: int) -> bool:
-            return lower_bound(self._job(count)).exceeds
-
-        low, high = 0, 1
-        while high <= most and not exceeds(high):
-            low, high = high, high * 2
-        high = min(high, most + 1)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if exceeds(middle) else (middle, high)
-        return low
-
-    def _largest_with_room(self, bound: int) -> int:
-        """The largest count whose tensors there is room for. Planned are first the smallest and the job's own, then
-        what a line through them says, and its neighbour."""
-        low, high = 0, bound + 1
-        own = size_of(self.job, self.name) // self.result.step
-        second = min(max(2, own), bound)
-        self._begin(second)
-        if not self._has_room(1):
-            return 0
-        low = 1
-        if second > low:
-            low, high = (second, high) if self._has_room(second) else (low, second)
-        while high - low > 1:
-            guess = self._guess(low, high)
-            if guess + 1 < high:
-                self._begin(guess + 1)
-            for count in (guess, guess + 1):
-                if low < count < high:
-                    low, high = (count, high) if self._has_room(count) else (low, count)
-        return low
-
-    def _guess(self, low: int, high: int) -> int:
-        """Between them, where tensors reach the capacity if they grow as they did between the two largest known."""
-        step, planned = self.result.step, self.result.planned
-        known = sorted(size // step for size in planned if size // step <= low)
-        if len(known) < 2:
+    def _guess(self, known: Mapping[int, Exact], with_room: Sequence[int], high: int) -> int:
+        """Where tensors reach the capacity if they grow as they did between the two largest that have room."""
+        low = with_room[-1]
+        exact, grown = known[low], known[low].allocated_bytes - known[with_room[0]].allocated_bytes
+        if grown <= 0:
             return (low + high) // 2
-        one, two = known[-2:]
-        exact = planned[two * step]
-        growth = (exact.allocated_bytes - planned[one * step].allocated_bytes) / (two - one)
-        if growth <= 0:
-            return (low + high) // 2
-        reached = two + int((exact.capacity_bytes - exact.allocated_bytes) / growth)
-        return max(min(reached, high - 1), low + 1)
-
-    def _has_room(self, count: int) -> bool:
-        return not self._decide(count).surely_exceeds
-
-    def _job(self, count: int) -> Job:
-        return with_size(self.job, self.name, count * self.result.step)
-
-    def _begin(self, count: int) -> None:
-        """Where several plans are made at a time, the next one that will be wanted."""
-        is_known = count in self.ahead or count * self.result.step in self.result.planned
-        if self.plans.processes > 1 and count > 0 and not is_known:
-            self.ahead[count] = self.plans.submit([self._job(count)], whole=True)
-
-    def _decide(self, count: int) -> Exact:
-        size = count * self.result.step
-        if size in self.result.planned:
-            return self.result.planned[size]
-        job = self._job(count)
-        fault = fault_of(job)
-        if fault is not None:
-            raise fault
-        self.progress(f"planning {self.name} {size:,}, {len(self.result.planned)} planned so far")
-        future = self.ahead.pop(count, None) or self.plans.submit([job], whole=True)
-        (answer,) = future.result()
-        if isinstance(answer, Refused):
-            raise SpecError(
-                f"{self.name} {size} cannot be planned: {answer.reason}", allowed="a job that can be planned"
-            )
-        self.result.planned[size] = answer
-        return answer
+        left = (exact.capacity_bytes - exact.allocated_bytes) * (low - with_room[0]) // grown
+        return max(min(low + left, high - 1), low + 1)
 
 
 MOST_GPUS = 4096
@@ -245,7 +207,7 @@ def fewest(
         try:
             space = Space.varying(job, least_axes(job, gpus, min(gpus, per_node)), global_batch)
             result = search(
-                space, plans, objective=Objective.MEMORY, top=1, time_left=deadline - time.monotonic(), any_fit=True,
+                space, plans, objective=Objective.MEMORY, top=1, until=deadline, any_fit=True,
                 progress=tell,
             )  # fmt: skip
         except SpecError as error:
@@ -256,17 +218,19 @@ def fewest(
             answer.gpus, answer.row = gpus, result.rows[0]
             return answer
         answer.closest = result.closest or answer.closest
-        left = result.scales.left
-        if not left:
-            why = "parameters, optimizer state and what a forward saves are too much in every layout"
-        elif result.stopped:
-            why = f"undecided: {result.planned} of {left} candidates were planned"
-        else:
-            why = f"none of {left} candidates fits"
-        answer.tried[gpus] = why
+        answer.tried[gpus] = _why_none(result)
         if result.stopped:
             break
     return answer
+
+
+def _why_none(result: SearchResult) -> str:
+    left = result.scales.left
+    if not left:
+        return "parameters, optimizer state and what a forward saves are too much in every layout"
+    if result.stopped:
+        return f"undecided: {result.planned} of {left} candidates were planned"
+    return f"none of {left} candidates fits"
 
 
 def gpu_counts(most: int, per_node: int) -> Iterator[int]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from planner.job.printing import short_yaml
 from planner.job.schema import Job
 from planner.planning.identity import trace_id_of
-from planner.planning.judging import RankTrace
 from planner.planning.plan import PlanningResult, plan_job
 from planner.planning.planned_classes import Progress
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
@@ -32,14 +31,6 @@ class RememberedTraces(TraceSource):
     traces: Mapping[int, Trace] = field(default_factory=dict)
     """By rank."""
 
-    @classmethod
-    def of(cls, source: TraceSource, job: Job, traces: Sequence[RankTrace]) -> TraceSource:
-        """The source, with these traces of the job; as it is, where there are none."""
-        if not traces:
-            return source
-        by_rank = {traced.rank_class.representative: traced.trace for traced in traces}
-        return cls(isolation=source.isolation, cache=source.cache, trace_id=trace_id_of(job), traces=by_rank)
-
     def trace_rank(self, job: Job, rank: int) -> Trace:
         if rank in self.traces and trace_id_of(job) == self.trace_id:
             return self.traces[rank]
@@ -61,7 +52,12 @@ def add_advice(
     if result.plan.verdict is not Verdict.EXCEEDS and not frees_cache:
         return result
     began, job = time.monotonic(), result.job
-    remembered = RememberedTraces.of(source, job, result.traces)
+    remembered = RememberedTraces(
+        isolation=source.isolation,
+        cache=source.cache,
+        trace_id=trace_id_of(job),
+        traces={traced.rank_class.representative: traced.trace for traced in result.traces},
+    )
     plans = PlansHere(calibration=result.calibration, source=remembered, deadline=began + seconds)
     advised = advise(job, plans, progress=progress, seconds=seconds, frees_cache=frees_cache)
     took = time.monotonic() - began

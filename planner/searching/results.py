@@ -10,9 +10,8 @@ from planner.report.style import Style, size
 from planner.searching.engine import Row, SearchResult
 from planner.searching.exact_plans import Exact
 from planner.searching.extremes import Fewest, Largest
-from planner.searching.space import Candidate
 from planner.searching.sweeping import Point, Sweep
-from planner.searching.weighing import FASTEST, Objective
+from planner.searching.weighing import Objective
 
 SEARCH, MAX, MIN, SWEEP = "planner.search/1", "planner.max/1", "planner.min/1", "planner.sweep/1"
 
@@ -106,19 +105,18 @@ def sweep_to_json(sweep: Sweep) -> dict[str, Any]:
         "schema": SWEEP,
         "axes": [{"name": axis.name, "values": list(axis.labels)} for axis in sweep.space.axes],
         "stopped": sweep.stopped,
-        "points": [
-            {
-                "at": dict(zip(names, point.labels, strict=True)),
-                "verdict": point.verdict,
-                "device_bytes": None if point.exact is None else point.exact.device_bytes,
-                "headroom_bytes": None if point.exact is None else point.exact.headroom_bytes,
-                "step_seconds": None if point.exact is None else point.exact.step_seconds or None,
-                "tokens_per_second": None if point.exact is None else point.exact.tokens_per_second or None,
-                "least_bytes": point.least_bytes or None,
-                "refused": point.refused,
-            }
-            for point in sweep.points
-        ],
+        "points": [_point_to_json(point, names) for point in sweep.points],
+    }
+
+
+def _point_to_json(point: Point, names: Sequence[str]) -> dict[str, Any]:
+    said = {} if point.exact is None else exact_to_json(point.exact)
+    return {
+        "at": dict(zip(names, point.labels, strict=True)),
+        "verdict": point.verdict,
+        **{name: said.get(name) for name in ("device_bytes", "headroom_bytes", "step_seconds", "tokens_per_second")},
+        "least_bytes": point.least_bytes or None,
+        "refused": point.refused,
     }
 
 
@@ -143,7 +141,7 @@ def render_search(result: SearchResult, style: Style) -> str:
     if result.objective is Objective.COST and result.rows:
         assumed = (
             "Tokens a second are of each GPU, by the kernels of the traced step (docs/results/step-times.md has its"
-            " error). A roofline decides which candidates are traced (docs/search.md)."
+            " error). An estimate decides which candidates are traced (docs/search.md)."
         )
         lines += [style.paint(line, "dim") for line in textwrap.wrap(assumed, style.width)]
     return "\n".join(lines) + "\n"
@@ -160,24 +158,9 @@ def row_lines(row: Row, style: Style) -> Iterator[str]:
     rate = f"{row.exact.tokens_per_second:8,.0f}" if row.exact.tokens_per_second else "       -"
     verdict = row.exact.verdict.value
     head = f"  {rate}  {size(row.exact.device_bytes):>12}  {size(row.exact.headroom_bytes):>10}  "
-    first, *more = textwrap.wrap(shown_change(row.candidate), style.width - len(head) - 9) or [""]
+    first, *more = textwrap.wrap(row.candidate.describe(), style.width - len(head) - 9) or [""]
     yield f"{head}{style.paint(f'{verdict:<7}', _COLORS[verdict])}  {first}"
     yield from (" " * (len(head) + 9) + line for line in more)
-
-
-def shown_change(candidate: Candidate) -> str:
-    """The layout in words, then whatever else is different from the job."""
-    job, change = candidate.job, candidate.change
-    degrees = {
-        axis: getattr(job.parallel, axis).degree for axis in ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
-    }
-    layout = " ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1) or "one GPU"
-    hidden = (*(f"parallel.{axis}.degree" for axis in degrees), "cluster.nodes", "cluster.gpus_per_node")
-
-    def shown(value: Any) -> str:
-        return str(value).lower() if isinstance(value, bool) else "none" if value in ("", None) else str(value)
-
-    return "; ".join([layout, *(f"{key}: {shown(value)}" for key, value in change.items() if key not in hidden)])
 
 
 def _sentences(result: SearchResult) -> Iterator[str]:
@@ -190,12 +173,12 @@ def _sentences(result: SearchResult) -> Iterator[str]:
     )
     if result.left_by_roofline:
         yield (
-            f"{result.left_by_roofline:,} were not planned, since {FASTEST} of their roofline's time, the least that a"
-            " step is expected to take, is more than that of the last one shown: an estimate, no bound."
+            f"{result.left_by_roofline:,} were not planned, since their matrix products and collectives alone are"
+            " estimated to take longer than a step of the last one shown: no bound."
         )
     if scales.ruled_out:
-        rules = "; ".join(f"{rule}: {count:,}" for rule, count in scales.ruled_out.most_common())
-        yield f"Rules that were broken: {rules}."
+        rules = (f"{scales.explain(rule)} ({count:,})" for rule, count in scales.ruled_out.most_common())
+        yield f"Rules that were broken: {'; '.join(rules)}."
     for reason, count in list(result.refused.items())[:3]:
         yield f"Not planned ({count:,}): {reason}."
     if not result.rows and result.closest is not None:
@@ -207,7 +190,7 @@ def _sentences(result: SearchResult) -> Iterator[str]:
 
 
 def _closest(row: Row) -> str:
-    return f"Closest came {shown_change(row.candidate)}: it lacks {size(-row.exact.headroom_bytes)}."
+    return f"Closest came {row.candidate.describe()}: it lacks {size(-row.exact.headroom_bytes)}."
 
 
 def render_largest(largest: Largest, style: Style) -> str:
@@ -235,7 +218,7 @@ def render_fewest(fewest: Fewest, style: Style) -> str:
         exact = fewest.row.exact
         lines = [
             style.paint(f"{fewest.gpus:,} GPU{'s hold' if fewest.gpus > 1 else ' holds'} it", "bold"), "",
-            *textwrap.wrap(f"{shown_change(fewest.row.candidate)}: {size(exact.device_bytes)} of"
+            *textwrap.wrap(f"{fewest.row.candidate.describe()}: {size(exact.device_bytes)} of"
                            f" {size(exact.capacity_bytes)}, {exact.verdict.value}", style.width,
                            initial_indent="  ", subsequent_indent="  "), "",
         ]  # fmt: skip
@@ -288,11 +271,8 @@ def _cell(point: Point, width: int, style: Style) -> str:
 
 def csv_of(sweep: Sweep) -> Iterator[Sequence[object]]:
     """Rows of a table, the first with the names."""
-    names = (axis.name for axis in sweep.space.axes)
-    yield (*names, "verdict", "device_bytes", "headroom_bytes", "tokens_per_second", "least_bytes", "refused")
-    for point in sweep.points:
-        exact = point.exact
-        figures = (
-            ("",) * 3 if exact is None else (exact.device_bytes, exact.headroom_bytes, exact.tokens_per_second or "")
-        )
-        yield (*point.labels, point.verdict, *figures, point.least_bytes or "", point.refused)
+    figures = ("verdict", "device_bytes", "headroom_bytes", "tokens_per_second", "least_bytes", "refused")
+    document = sweep_to_json(sweep)
+    yield (*(axis["name"] for axis in document["axes"]), *figures)
+    for point in document["points"]:
+        yield (*point["at"].values(), *("" if point[name] is None else point[name] for name in figures))

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.errors import SpecError
-from planner.job import pipeline_schedules
 from planner.job.layout import AXES as DEGREES
 from planner.job.layout import axis_degrees
 from planner.job.schema import Job
@@ -56,6 +55,21 @@ class Candidate:
     def change(self) -> dict[str, Any]:
         """What is different from the job that the search began with."""
         return only_new(self.base, self.written)
+
+    def describe(self) -> str:
+        """The layout in words, then whatever else is different from the job."""
+        degrees = axis_degrees(self.job.parallel)
+        hidden = (*(f"parallel.{axis}.degree" for axis in degrees), "cluster.nodes", "cluster.gpus_per_node")
+        others = (f"{key}: {_shown(value)}" for key, value in self.change.items() if key not in hidden)
+        return "; ".join([_layout_text(degrees), *others])
+
+
+def _layout_text(degrees: Mapping[str, int]) -> str:
+    return " ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1) or "one GPU"
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else "none" if value in ("", None) else str(value)
 
 
 _RUN = 128
@@ -105,6 +119,10 @@ class Space:
             number, value = divmod(number, len(axis.values))
             choice.append(value)
         return tuple(reversed(choice))
+
+    def labels(self, number: int) -> tuple[str, ...]:
+        """How people see the value of each axis."""
+        return tuple(axis.labels[value] for axis, value in zip(self.axes, self.choice(number), strict=True))
 
     def candidate(self, number: int) -> Candidate | str:
         """The candidate, or the name of the rule that keeps it from being one."""
@@ -230,11 +248,7 @@ def layout_axis(gpus: int, per_node: int, fixed: Mapping[str, Sequence[int]], ba
     changes: list[Change] = [
         {f"parallel.{axis}.degree": degree for axis, degree in degrees.items()} | cluster for degrees in possible
     ]
-    labels = (
-        " ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1) or "one GPU"
-        for degrees in possible
-    )
-    return Axis(LAYOUT, tuple(changes), tuple(labels))
+    return Axis(LAYOUT, tuple(changes), tuple(map(_layout_text, possible)))
 
 
 def _only_possible(base: Job) -> dict[str, Sequence[int]]:
@@ -299,11 +313,10 @@ Rule = Callable[[Job], bool]
 
 def broken_rule(job: Job) -> tuple[str, str]:
     """The name of the first rule that the job breaks, and what is said of it; two empty texts if it keeps all."""
-    broken = (name for name, keeps in RULES.items() if not keeps(job)) if job.trainer is None else iter(())
-    if (name := next(broken, "")) != "":
-        return name, ""
     fault = fault_of(job)
-    return ("", "") if fault is None else (SPEC, fault.problem)
+    if fault is not None:
+        return SPEC, fault.problem
+    return next((name for name, keeps in RULES.items() if job.trainer is None and not keeps(job)), ""), ""
 
 
 SPEC = "the job keeps the rules of a spec"
@@ -318,31 +331,8 @@ def _heads(job: Job) -> bool:
     return all(size % degree == 0 for size in (heads, *map(config.get, names)) if type(size) is int)
 
 
-def _stages(job: Job) -> bool:
-    pp, layers = job.parallel.pp, pipeline_schedules.layers_of(job)
-    if pp.degree == 1 or layers is None or pp.schedule not in pipeline_schedules.SCHEDULES:
-        return True
-    return min(pipeline_schedules.layers_of_stages(pp, layers)) >= 1
-
-
-def _tokens(job: Job) -> bool:
-    train, parallel = job.train, job.parallel
-    parts = 2 * parallel.cp.degree if parallel.cp.degree > 1 else 1
-    if parallel.tp.sequence_parallel:
-        parts *= parallel.tp.degree
-    return train.sequence_length % parts == 0
-
-
 RULES: dict[str, Rule] = {
-    "the product of the degrees is the number of GPUs": lambda job: (
-        math.prod(axis_degrees(job.parallel).values()) == job.cluster.ranks
-    ),
     "tensor parallelism stays inside of a node": lambda job: job.parallel.tp.degree <= job.cluster.gpus_per_node,
     "tp divides the heads, the key-value heads, the feed-forward and the vocabulary": _heads,
-    "every stage of a pipeline has a layer": _stages,
-    "a pipeline has at least as many micro-batches as ranks": lambda job: (
-        job.parallel.pp.degree == 1 or job.train.gradient_accumulation_steps >= job.parallel.pp.degree
-    ),
-    "context and sequence parallelism divide the tokens": _tokens,
 }
-"""In the order in which they are asked; what a spec itself refuses comes last."""
+"""Beside those of a spec."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from planner.errors import SpecError
 from planner.job.schema import Job
+from planner.planning.planned_classes import Progress
 from planner.searching.exact_plans import Exact, OutOfTimeError, Plans, Refused, plan_in_turn
 from planner.searching.space import Space
 from planner.searching.weighing import look_at
@@ -16,14 +17,11 @@ STEP = "1"
 MOST_POINTS = 2_000
 """Of a sweep, every one of which is planned or excluded by its bound."""
 
-Progress = Callable[[str], None]
-
 
 @dataclass(slots=True)
 class Point:
     """One point of the grid; exactly one of the three is said, none where the sweep ended before it."""
 
-    number: int
     labels: tuple[str, ...]
     exact: Exact | None = None
     least_bytes: int = 0
@@ -58,31 +56,29 @@ def sweep(space: Space, plans: Plans, progress: Progress = lambda _: None) -> Sw
             "planner search finds the best of many without planning them all",
         )
     result = Sweep(space, [])
-    groups: dict[tuple[object, ...], list[tuple[Point, Job]]] = {}
+    groups: dict[tuple[object, ...], tuple[list[Point], list[Job]]] = {}
+    """Points that share a trace."""
     for number in range(space.size):
-        labels = (axis.labels[value] for axis, value in zip(space.axes, space.choice(number), strict=True))
-        point = Point(number, tuple(labels))
-        result.points.append(point)
         candidate, rule, explanation, bound = look_at(space, number)
+        point = Point(space.labels(number), refused=explanation or rule)
+        result.points.append(point)
         if candidate is None or bound is None:
-            point.refused = explanation or rule
-        elif bound.exceeds:
+            continue
+        if bound.exceeds:
             point.least_bytes = bound.least_bytes
-        else:
-            groups.setdefault(space.traced_key(candidate), []).append((point, candidate.job))
-    total, waiting = sum(map(len, groups.values())), iter(groups.values())
-
-    def next_group() -> tuple[list[tuple[Point, Job]], list[Job]] | None:
-        group = next(waiting, None)
-        return None if group is None else (group, [job for _, job in group])
+            continue
+        points, jobs = groups.setdefault(space.traced_key(candidate), ([], []))
+        points.append(point)
+        jobs.append(candidate.job)
+    total = sum(len(jobs) for _, jobs in groups.values())
 
     def tell(_: int) -> None:
         progress(f"planned {result.planned} of {total} points")
 
     try:
-        for group, answers in plan_in_turn(plans, next_group, whole=True, tell=tell):
-            for (point, _), answer in zip(group, answers, strict=True):
-                result.planned += 1
+        for points, answers in plan_in_turn(plans, partial(next, iter(groups.values()), None), whole=True, tell=tell):
+            result.planned += len(points)
+            for point, answer in zip(points, answers, strict=True):
                 if isinstance(answer, Refused):
                     point.refused = answer.reason
                 else:

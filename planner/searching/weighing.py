@@ -1,6 +1,6 @@
-"""Ranks candidates without planning any: by rules, the lower bound, and a roofline of the training step.
+"""Ranks candidates without planning any: by rules, the lower bound, and the least time of a training step.
 
-The roofline orders candidates and is never shown: what it assumes of overlap and groups, docs/search.md says.
+That time orders candidates and is never shown: what it counts, docs/search.md says.
 """
 
 from __future__ import annotations
@@ -12,213 +12,94 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from planner.errors import SpecError
-from planner.hardware.catalog import network_gb_s, speed_of
-from planner.hardware.gpu_records import Speed
+from planner.hardware.catalog import network_gb_s
 from planner.job import pipeline_schedules
 from planner.job.bound.lower_bound import Bound, lower_bound
-from planner.job.bound.parameters import Shape, shape_of
+from planner.job.bound.parameters import shape_of
 from planner.job.layout import axis_degrees, tokens_of_step
 from planner.job.nodes import did_you_mean
 from planner.job.schema import Job
+from planner.planning.planned_classes import Progress
 from planner.searching.exact_plans import Exact
 from planner.searching.space import Candidate, Space, broken_rule
-
-MATMUL, ATTENTION, MOVING = 0.6, 0.3, 0.75
-_STREAM_PASSES, _INNER_PASSES = 40, 40
-"""Times that a number of the residual stream, or of what lies inside of a block, goes through memory in the forward of
-an eager block in 2 bytes: norms in float32, residuals, rotary positions, gates, casts. Doubled in the backward."""
-_COMPILED_PASSES = 0.4
-_LOSS_PASSES = 10
-"""Of the logits in 4 bytes."""
-_SELECTIVE = 0.5
-"""Of a block's products that operator-level checkpointing computes again: every second (torchtitan's policy)."""
-_SPLIT_BUBBLE = 1 / 3
-"""Qi et al. 2023 (zero bubble pipeline parallelism, ZB-H1): forward, gradient of inputs and of weights cost the same,
-and the last of them fills."""
-_HOST_GB_S = 25.0
-"""Of the host's memory for each GPU while an optimizer steps there."""
-_STEP_BYTES = {True: 28, False: 60}
-"""Of an element's optimizer step with two states in float32: fused, and operator after operator."""
+from planner.step_work import Kernel
+from planner.timing.kernel_seconds import PricedGpu, seconds_of_collective
+from planner.timing.step_time import priced_gpu
 
 
 def cost_of(job: Job) -> float | None:
-    """The GPU time of a token at the roofline, in seconds of a machine that reaches it: only ratios mean anything. None
-    where the model's sizes or the GPU's speeds are not known."""
-    shape, speed = shape_of(job.model), speed_of(job.cluster.gpu.name)
-    if shape is None or speed is None or not job.train.sequence_length or job.trainer is not None:
+    """GPU seconds of a token, by what the clock of a trace takes for its products, their weights and collectives, which
+    sizes say before there is one. None where the model's sizes or the GPU's speeds are not known."""
+    shape, gpu, train, parallel = shape_of(job.model), priced_gpu(job.cluster.gpu.name), job.train, job.parallel
+    if shape is None or gpu is None or not train.sequence_length or job.trainer is not None:
         return None
-    return _Step(job, shape, speed).cost()
+    degrees, seconds_of = axis_degrees(parallel), _collectives_of(job, gpu)
+    micro_batches, split = train.gradient_accumulation_steps, degrees["tp"] * degrees["pp"]
+    tokens = train.micro_batch_size * train.sequence_length // degrees["cp"]
+    # Forward, backward of activations and of weights, which frozen ones have not; and what is computed again.
+    passes = 3 - (job.model.adapter is not None) + (train.recompute.mode == "full")
+    products = 2 * passes * shape.active_elements * tokens / gpu.product_rate("bfloat16", loses_bits=True)
+    weights = gpu.seconds_of_bytes(2 * passes * shape.elements)
+
+    stream = 2 * tokens * shape.hidden
+    keys_and_values = 4 * tokens * degrees["cp"] * shape.kv_heads * shape.head_size // degrees["tp"]
+    of_block = (
+        2 * (passes - 1) * seconds_of("allreduce", "tp", stream)
+        + passes * seconds_of("allgather", "cp", keys_and_values)
+        + 4 * seconds_of("alltoall", "ep", stream * max(shape.routed, 1))
+    )
+    busy = micro_batches * ((products + weights) / split + of_block * shape.layers / degrees["pp"])
+    if degrees["pp"] > 1:
+        stages = pipeline_schedules.stage_count(parallel.pp) / degrees["pp"]
+        busy *= 1 + (degrees["pp"] - 1) / micro_batches / stages
+
+    # Of data parallelism what the computation does not hide.
+    elements, held = shape.elements // split, 4 if job.model.parameter_dtype == "float32" else 2
+    gathers = micro_batches * (1 if parallel.dp_shard.reshard_after_forward is False else 2)
+    gathered = 2 if train.precision == "fsdp_mixed" else held
+    sharding = gathers * seconds_of("allgather", "dp_shard", gathered * elements)
+    reducing = micro_batches * seconds_of("reduce_scatter", "dp_shard", held * elements)
+    shards = degrees["dp_shard"] * degrees["cp"]
+    replicating = seconds_of("allreduce", "dp_replicate", held * elements // shards)
+    step = max(busy, sharding + reducing + replicating)
+    return step * math.prod(degrees.values()) / tokens_of_step(job)
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One rank's share of an optimizer step."""
+def _collectives_of(job: Job, gpu: PricedGpu) -> Callable[[str, str, int], float]:
+    """Seconds of a collective along an axis with so many bytes; groups lie in nodes from the inside out."""
+    degrees, network = axis_degrees(job.parallel), network_gb_s(job.cluster.gpu.name)
+    groups: dict[str, tuple[int, int]] = {}
+    stride = 1
+    for axis in ("tp", "cp", "ep", "dp_shard", "dp_replicate", "pp"):
+        groups[axis] = (degrees[axis], stride)
+        stride *= degrees[axis]
+    groups["dp_shard"] = (degrees["dp_shard"] * degrees["cp"], degrees["tp"])  # the ranks of cp are in it
 
-    job: Job
-    shape: Shape
-    speed: Speed
+    def seconds_of(name: str, axis: str, message_bytes: int) -> float:
+        kernel = Kernel(f"nccl::{name}", "", message_bytes, message_bytes, scalars=groups[axis])
+        return seconds_of_collective(kernel, gpu.speed, job.cluster.gpus_per_node, network)
 
-    def cost(self) -> float:
-        count = self.job.train.gradient_accumulation_steps
-        busy, blocking = count * (self._compute() + self._memory()), count * self._blocking()
-        # Tensor, context and expert parallelism are not hidden; of data parallelism what the computation does not hide.
-        exposed = max(self._data_parallel(count) - busy, 0.0)
-        step = busy + blocking + exposed + self._bubble() * (busy + blocking) + self._optimizer()
-        return step * math.prod(axis_degrees(self.job.parallel).values()) / tokens_of_step(self.job)
-
-    @property
-    def _tokens(self) -> float:
-        """Of a rank's part of a micro-batch."""
-        return self.job.train.micro_batch_size * self.job.train.sequence_length / self.job.parallel.cp.degree
-
-    @property
-    def _split(self) -> int:
-        """Into how many parts tensor and pipeline parallelism divide the model."""
-        return self.job.parallel.tp.degree * self.job.parallel.pp.degree
-
-    def _compute(self) -> float:
-        """Of one micro-batch: forward 2 operations a parameter and token, backward twice that, and what is computed
-        again; attention half of its square, being causal."""
-        shape, train = self.shape, self.job.train
-        products = 2 * shape.active_elements * self._tokens
-        attention = 2 * train.sequence_length * shape.heads * shape.head_size * shape.layers * self._tokens
-        frozen = self.job.model.adapter is not None
-        backward = 1 if frozen else 2  # of a frozen layer there is no gradient of weights
-        matmuls = products * (1 + backward + self._again(_SELECTIVE))
-        attentions = attention * (1 + 2 + self._again(0.0))
-        # float32 without tensor cores' bfloat16: an eighth is what data sheets say of TF32 and FP32, roughly.
-        is_full_precision = train.precision == "none" and self.job.model.parameter_dtype in ("float32", "float64")
-        peak = self.speed.teraflops * 1e12 * self._split * (0.125 if is_full_precision else 1)
-        return matmuls / (peak * MATMUL) + attentions / (peak * ATTENTION)
-
-    def _again(self, selective: float) -> float:
-        """Share of a block's forward that is computed again."""
-        recompute = self.job.train.recompute
-        return {"none": 0.0, "full": 1.0, "selective": selective, "every": 1 / recompute.every}[recompute.mode]
-
-    def _memory(self) -> float:
-        """Of one micro-batch: passes over activations, weights and gradients."""
-        shape, tp = self.shape, self.job.parallel.tp
-        stream = _STREAM_PASSES / (tp.degree if tp.sequence_parallel else 1)
-        passes = (stream + _INNER_PASSES / tp.degree) * (_COMPILED_PASSES if self.job.train.compile else 1)
-        blocks = self._tokens * shape.hidden * 2 * passes * (3 + self._again(1.0)) * shape.layers
-        logits = self._tokens * shape.vocab * 4 * _LOSS_PASSES / tp.degree
-        weights = 3 * 2 * shape.elements / tp.degree
-        parked = 0.0
-        if self.job.train.activation_offload:
-            per_token = shape.hidden * 2 * (1 if self.job.train.recompute.mode == "full" else 16)
-            saved = self._tokens * per_token * shape.layers / self._split
-            parked = 2 * saved / (self.speed.host_gb_s * 1e9)
-        moved = (blocks + logits + weights) / self.job.parallel.pp.degree
-        return moved / (self.speed.memory_gb_s * 1e9 * MOVING) + parked
-
-    def _blocking(self) -> float:
-        """Of one micro-batch."""
-        shape, degrees = self.shape, axis_degrees(self.job.parallel)
-        stream, layers = self._tokens * shape.hidden * 2, shape.layers / degrees["pp"]
-        seconds = 0.0
-        if degrees["tp"] > 1:  # two all-reduces in a block's forward, two in its backward
-            rounds = 4 + 2 * self._again(1.0)
-            seconds += rounds * layers * 2 * stream * self._share("tp") / self._bandwidth("tp")
-        if degrees["cp"] > 1:  # keys and values of all, and their gradients back
-            pairs = self._tokens * degrees["cp"] * 2 * shape.kv_heads * shape.head_size * 2 / degrees["tp"]
-            seconds += (3 + self._again(1.0)) * layers * pairs * self._share("cp") / self._bandwidth("cp")
-        if degrees["ep"] > 1:  # there and back, both ways
-            seconds += 4 * layers * stream * max(shape.routed, 1) * self._share("ep") / self._bandwidth("ep")
-        return seconds
-
-    def _data_parallel(self, count: int) -> float:
-        """Of a step with so many micro-batches."""
-        shape, parallel, degrees = self.shape, self.job.parallel, axis_degrees(self.job.parallel)
-        elements, seconds = shape.elements / self._split, 0.0
-        if self.job.model.adapter is not None and degrees["dp_shard"] == 1:
-            return 0.0
-        group = degrees["dp_shard"] * degrees["cp"]
-        if group > 1:
-            gathers = 1 if parallel.dp_shard.reshard_after_forward is False else 2
-            gathered = 2 if self.job.train.precision == "fsdp_mixed" else self._parameter_bytes
-            reductions = 1 if parallel.dp_shard.no_sync else count
-            moved = count * gathers * gathered * elements + reductions * 4 * elements
-            seconds += moved * (group - 1) / group / self._bandwidth("dp_shard")
-            if parallel.dp_shard.offload:
-                seconds += count * (gathers + 2) * 4 * elements / group / (self.speed.host_gb_s * 1e9)
-        if degrees["dp_replicate"] > 1:
-            part = elements * self._parameter_bytes / group
-            rounds = 1 if parallel.dp_replicate.no_sync or group > 1 else count
-            seconds += rounds * 2 * part * self._share("dp_replicate") / self._bandwidth("dp_replicate")
-        return seconds
-
-    @property
-    def _parameter_bytes(self) -> int:
-        return {"float64": 8, "float32": 4}.get(self.job.model.parameter_dtype, 2)
-
-    def _bubble(self) -> float:
-        pp = self.job.parallel.pp
-        if pp.degree == 1:
-            return 0.0
-        schedule = pipeline_schedules.SCHEDULES[pp.schedule]
-        at_rank = pipeline_schedules.stage_count(pp) / pp.degree
-        idle = (pp.degree - 1) / self.job.train.gradient_accumulation_steps / at_rank
-        return idle * (_SPLIT_BUBBLE if schedule.splits_backward else 1)
-
-    def _optimizer(self) -> float:
-        job, degrees = self.job, axis_degrees(self.job.parallel)
-        if job.model.adapter is not None:
-            return 0.0
-        sharded = job.parallel.dp_replicate.zero_redundancy_optimizer
-        parts = self._split * degrees["dp_shard"] * degrees["cp"] * degrees["ep"]
-        elements = self.shape.elements / (parts * degrees["dp_replicate"] if sharded else parts)
-        step_bytes = _STEP_BYTES[bool(job.train.optimizer.arguments.get("fused"))]
-        gb_s = _HOST_GB_S if job.parallel.dp_shard.offload else self.speed.memory_gb_s * MOVING
-        return elements * step_bytes / (gb_s * 1e9)
-
-    def _share(self, axis: str) -> float:
-        degree: int = getattr(self.job.parallel, axis).degree
-        return (degree - 1) / degree
-
-    def _bandwidth(self, axis: str) -> float:
-        """Bytes a second of a collective: by the links of the node, or the network of all its ranks in one node."""
-        degrees, node = axis_degrees(self.job.parallel), self.job.cluster.gpus_per_node
-        stride = 1
-        for inner in ("tp", "cp", "ep", "dp_shard", "dp_replicate", "pp"):
-            if inner == axis:
-                break
-            stride *= degrees[inner]
-        degree = degrees[axis]
-        if axis == "dp_shard":  # its group has the ranks of cp in it
-            stride, degree = degrees["tp"], degree * degrees["cp"]
-        link = self.speed.link_gb_s
-        if stride * degree > node:
-            link = min(link, max(node // stride, 1) * network_gb_s(self.job.cluster.gpu.name))
-        return link * 1e9 * MOVING
-
-
-FASTEST = 0.65
-"""Of the roofline's time that a traced step is expected to take at least: those of docs/results/step-times.md take 0.69
-to 1.0. An observation and no bound: what is left out by it is counted."""
+    return seconds_of
 
 
 class Objective(StrEnum):
-    """COST ranks by the GPU time of a token: that of the traced step, or the roofline's where nobody knows the speed of
-    its GPU. MEMORY ranks by the device bytes of the fullest rank, HEADROOM by what is left of it."""
+    """COST ranks by the GPU time of a token, MEMORY by the device bytes of the fullest rank, HEADROOM by what is left
+    of it."""
 
     COST = "cost"
     MEMORY = "memory"
     HEADROOM = "headroom"
 
-    def least(self, cost: float | None, bound: Bound) -> float:
-        """What a plan of a candidate says at best: by a bound, of cost by the roofline and what steps were seen to
-        take of it."""
+    def least(self, job: Job, bound: Bound) -> float:
+        """What a plan of the job says at best: by a bound, of cost by an estimate."""
         if self is Objective.COST:
-            return 0.0 if cost is None else FASTEST * cost
-        return bound.least_bytes if self is Objective.MEMORY else bound.least_bytes - bound.capacity_bytes
+            return cost_of(job) or 0.0
+        return bound.least_bytes - (bound.capacity_bytes if self is Objective.HEADROOM else 0)
 
-    def of(self, cost: float | None, exact: Exact) -> float:
+    def of(self, exact: Exact) -> float:
         """What a plan says."""
-        if self is Objective.COST and exact.tokens_per_second:
-            return 1 / exact.tokens_per_second
         if self is Objective.COST:
-            return cost or 0.0
+            return 1 / exact.tokens_per_second if exact.tokens_per_second else math.inf
         return exact.device_bytes if self is Objective.MEMORY else -exact.headroom_bytes
 
 
@@ -230,35 +111,22 @@ def objective_of(written: str, place: str = "--objective") -> Objective:
         raise SpecError(
             f"there is no objective {written[:80]!a}",
             allowed=", ".join(Objective),
-            remedy=did_you_mean(written, Objective) or "cost is the roofline's GPU time of a token",
+            remedy=did_you_mean(written, Objective) or "cost is the GPU time of a token",
             place=place,
         ) from None
 
 
-def _is_unranked(job: Job) -> bool:
-    """Whether nobody knows a time of its steps: of a job with `trainer` its plans say one, and there is no roofline."""
-    return cost_of(job) is None and (job.trainer is None or speed_of(job.cluster.gpu.name) is None)
-
-
 def refuse_inapplicable(objective: Objective, job: Job, place: str = "--objective") -> None:
-    """Raises SpecError for an objective that says nothing of this job."""
-    if objective is Objective.COST and _is_unranked(job):
-        known = (
-            "the speeds of its GPU are not known" if job.cluster.gpu.name == "" else "the model's sizes are not known"
-        )
+    """Raises SpecError for an objective that says nothing of this job: of one with `trainer` only plans say a time."""
+    is_timed = priced_gpu(job.cluster.gpu.name) is not None
+    if objective is Objective.COST and (not is_timed or (cost_of(job) is None and job.trainer is None)):
+        unknown = "the model's sizes" if is_timed else "the speeds of its GPU"
         raise SpecError(
-            f"the objective cost does not apply: {known}, and the roofline ranks by them",
+            f"the objective cost does not apply: {unknown} are not known, and candidates are ranked by them",
             allowed="memory, headroom",
             remedy="rank by memory: --objective memory",
             place=place,
         )
-
-
-_TRACED_MICRO_BATCHES = 4
-"""Of many equal ones (planner/tracing/program/micro_batches.py)."""
-_RECOMPUTED = {"none": 1.0, "full": 1.35, "selective": 1.2, "every": 1.2}
-_DTENSOR = 1.7
-"""Operators on DTensors beside those on plain ones, by FSDP2 and TP plans of a 70B model."""
 
 
 def unusual_of(job: Job) -> int:
@@ -281,22 +149,9 @@ def unusual_of(job: Job) -> int:
     )
 
 
-def effort_of(job: Job) -> float:
-    """Forward and backward passes through the whole model that are traced, weighed by what slows them down."""
-    parallel, train = job.parallel, job.train
-    micro_batches = train.gradient_accumulation_steps
-    if parallel.pp.degree == 1:
-        micro_batches = min(micro_batches, _TRACED_MICRO_BATCHES)
-    passes = train.iterations * micro_batches * parallel.cp.degree  # the stages of a pipeline are one model together
-    slower = _DTENSOR if parallel.tp.degree > 1 or parallel.cp.degree > 1 else 1.0
-    return passes * _RECOMPUTED[train.recompute.mode] * slower
-
-
 MOST_LOOKED_AT = 200_000
 """Candidates of one search; of larger spaces so many are looked at, spread evenly, and the answer says so."""
 _TELL_EVERY = 500
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,18 +161,18 @@ class Weighed:
     least: float
     """What a plan says of the objective at best (:meth:`Objective.least`)."""
     number: int
-    least_bytes: int
-    capacity_bytes: int
-    cost: float | None
-    effort: float = 1.0
-    """Of its plan, beside others."""
-    unusual: int = 0
+    bound: Bound
+    unusual: int
     """How few people ask for it."""
 
     @property
     def rank(self) -> tuple[float, int]:
         """Before or behind others."""
         return self.least, self.number
+
+    def is_likely(self, ratio: float) -> bool:
+        """To fit, if a plan has so many times the bytes of the bound."""
+        return self.bound.least_bytes * ratio <= self.bound.capacity_bytes
 
 
 @dataclass(slots=True)
@@ -341,6 +196,10 @@ class Scales:
         """Candidates that plans decide about."""
         return sum(map(len, self.groups.values()))
 
+    def explain(self, rule: str) -> str:
+        """The rule, with what was said of a candidate that broke it."""
+        return f"{rule}: {self.example[rule]}" if self.example.get(rule) else rule
+
 
 def weigh(
     space: Space,
@@ -363,10 +222,9 @@ def weigh(
     if not scales.groups and not scales.beyond_bound and scales.in_time:
         # The constraint that emptied the space.
         (worst, count), *others = scales.ruled_out.most_common(6)
-        rest = ", ".join(f"{rule} ({number:,})" for rule, number in others)
-        example = f": {scales.example[worst]}" if scales.example.get(worst) else ""
+        rest = ", ".join(f"{scales.explain(rule)} ({number:,})" for rule, number in others)
         raise SpecError(
-            f"no candidate is left of {scales.looked_at:,}: {count:,} break the rule that {worst}{example}"
+            f"no candidate is left of {scales.looked_at:,}: {count:,} break the rule that {scales.explain(worst)}"
             + (f"; others: {rest}" if rest else ""),
             allowed="axes whose values go together",
             remedy="widen the axis that the rule names, or change --gpus or --global-batch",
@@ -397,14 +255,5 @@ def _weigh_one(space: Space, objective: Objective, number: int, scales: Scales) 
         if scales.nearest_bound is None or excess < scales.nearest_bound[0]:
             scales.nearest_bound = (excess, number)
         return
-    cost = cost_of(candidate.job)
-    weighed = Weighed(
-        least=objective.least(cost, bound),
-        number=number,
-        least_bytes=bound.least_bytes,
-        capacity_bytes=bound.capacity_bytes,
-        cost=cost,
-        effort=effort_of(candidate.job),
-        unusual=unusual_of(candidate.job),
-    )
+    weighed = Weighed(objective.least(candidate.job, bound), number, bound, unusual_of(candidate.job))
     scales.groups.setdefault(space.traced_key(candidate), []).append(weighed)

@@ -31,7 +31,7 @@ def price_for_clock(kernels: Sequence[Kernel], gpu: str, arch: str, gpus_per_nod
 
 def price_kernels(kernels: Sequence[Kernel], gpu: str, gpus_per_node: int) -> Prices | None:
     """What each kernel takes on a GPU of the catalog; None where nothing is known of the GPU's speed."""
-    if (priced := _priced(gpu)) is None:
+    if (priced := priced_gpu(gpu)) is None:
         return None
     network = catalog.network_gb_s(gpu)
 
@@ -45,7 +45,7 @@ def price_kernels(kernels: Sequence[Kernel], gpu: str, gpus_per_node: int) -> Pr
 
 def time_step(work: StepWork, gpu: str, gpus_per_node: int) -> StepSeconds | None:
     """None where nothing was computed, or nothing is known of the GPU's speed."""
-    prices, priced = price_kernels(work.kernels, gpu, gpus_per_node), _priced(gpu)
+    prices, priced = price_kernels(work.kernels, gpu, gpus_per_node), priced_gpu(gpu)
     if prices is None or priced is None or not work.launches:
         return None
     timed = replay_step(work, prices)
@@ -54,7 +54,8 @@ def time_step(work: StepWork, gpu: str, gpus_per_node: int) -> StepSeconds | Non
     return replace(timed, step=max(timed.step, least))
 
 
-def _priced(gpu: str) -> PricedGpu | None:
+def priced_gpu(gpu: str) -> PricedGpu | None:
+    """None where nothing is known of the GPU's speed."""
     record, speed = catalog.by_name(gpu), catalog.speed_of(gpu)
     products = None if record is None else product_speed(record)
     if record is None or speed is None or products is None:

@@ -42,7 +42,7 @@ class SupposedPlans:
     """Plans until the time is over."""
     planned: list[Job] = field(default_factory=list)
     slowness_of: Callable[[Job], float] = lambda _job: 1.0
-    """The time of a job's traced step, over that of the roofline."""
+    """The time of a job's traced step, over that of its products and collectives alone."""
 
     @property
     def is_over(self) -> bool:

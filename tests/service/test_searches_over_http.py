@@ -282,7 +282,7 @@ def test_an_objective_that_says_nothing_of_the_job_is_refused(searching: Any) ->
 def test_an_empty_space_names_the_rule_that_emptied_it(searching: Any) -> None:
     found = ask(searching(), axes=["tp=2", "sequence_length=63", "sequence_parallel=true"], objective="memory").json()
     assert (found["state"], found["candidates"]) == ("refused", [])
-    assert "context and sequence parallelism divide the tokens" in found["problem"]["problem"]
+    assert "the document is 63, no multiple of tp(2): sequence parallelism" in found["problem"]["problem"]
     assert found["problem"]["remedy"].startswith("widen the axis that the rule names")
 
 

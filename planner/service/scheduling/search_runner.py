@@ -261,8 +261,8 @@ class SearchRunner:
             plans = KnownAnswers(groups, exact_plans.from_json(known))
             with self._storing(running, plans, request.top) as watch:
                 result = search(
-                    request.space(), plans, objective=request.objective, top=request.top, time_left=request.seconds,
-                    watch=watch,
+                    request.space(), plans, objective=request.objective, top=request.top,
+                    until=time.monotonic() + request.seconds, watch=watch,
                 )  # fmt: skip
             if result.stopped:
                 with self._lock:
