@@ -85,6 +85,8 @@ class LaunchLine:
     """Texts that its script has written and that it names, by their paths."""
     notes: tuple[str, ...] = ()
     """Sentences on what around it was not run, or is not known."""
+    planned: tuple[str, ...] = ()
+    """Which one it is, of several runs that a script or a job array starts, as sentences."""
     node_gpus: int = 0
     """That each node has, where somebody says so; 0: as many as it has ranks."""
     says_local_rank: bool = False
@@ -143,7 +145,7 @@ def parse(
         raise refused(f"it starts {line.world_size} ranks", f"up to {MOST_RANKS:,}")
     line = replace(
         line, tasks=tasks, environment=unwrapped.environment, folder=unwrapped.folder, notes=unwrapped.notes,
-        node_gpus=node_gpus, files=unwrapped.files,
+        node_gpus=node_gpus, files=unwrapped.files, planned=unwrapped.planned,
     )  # fmt: skip
     if node_gpus and line.processes_per_node > node_gpus:
         raise SpecError(

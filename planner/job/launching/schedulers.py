@@ -101,7 +101,7 @@ def job_variables(nodes: int, tasks: int) -> dict[str, str]:
     }
 
 
-_REFUSED = ("ntasks_per_gpu", "ntasks_per_socket", "het_group", "multi_prog", "array")
+_REFUSED = ("ntasks_per_gpu", "ntasks_per_socket", "het_group", "multi_prog")
 
 
 def read_srun(
@@ -186,10 +186,28 @@ def count_tasks(options: Mapping[str, str | None], starter: Starter) -> Tasks:
         gpus = max(on_node // (tasks // nodes), 1)
     settings = {variable: str(options[name]) for name, variable in _SETTINGS.items() if options.get(name)}
     settings |= {"SLURM_GPUS_ON_NODE": str(on_node)} if on_node else {}
+    settings |= _array_variables(options.get("array"))
     settings["SLURM_SUBMIT_DIR"] = "."
     if starter is Starter.BATCH:
         return Tasks(starter=starter, gpus=gpus, job_nodes=nodes, job_tasks=tasks, settings=settings)
     return Tasks(starter=starter, nodes=nodes, per_node=tasks // nodes, gpus=gpus, settings=settings)
+
+
+def _array_variables(written: str | None) -> dict[str, str]:
+    """What the first task of a job array finds (sbatch(1), --array): `0-15:4`, `1,3,5-7%2`."""
+    if not written:
+        return {}
+    parts = [
+        re.fullmatch(r"(\d{1,7})(?:-(\d{1,7})(?::([1-9]\d{0,6}))?)?", part)
+        for part in re.sub(r"%\d+$", "", written).split(",")
+    ]
+    ranges = [range(int(part[1]), int(part[2] or part[1]) + 1, int(part[3] or 1)) for part in parts if part]
+    if len(ranges) < len(parts) or not all(ranges):
+        raise refused(f"--array is {written[:80]!a}", "numbers of tasks, as 0-15, 0-15:4 or 1,3,5-7%2")
+    first = min(tasks[0] for tasks in ranges)
+    described = {"JOB_ID": 1, "TASK_ID": first, "TASK_MIN": first, "TASK_MAX": max(tasks[-1] for tasks in ranges),
+                 "TASK_COUNT": sum(map(len, ranges)), "TASK_STEP": ranges[0].step}  # fmt: skip
+    return {f"SLURM_ARRAY_{name}": str(value) for name, value in described.items()}
 
 
 def _gpus_on_node(options: Mapping[str, str | None], nodes: int) -> int | None:

@@ -48,11 +48,13 @@ _OF_THE_SHELL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class FoundLaunch:
-    """The call that trains, its place among all of the script, and sentences on the others."""
+    """The call that trains, its place among all of the script, sentences on the others, and which one of several runs
+    it is."""
 
     call: Call
     at: int
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    planned: tuple[str, ...] = ()
 
 
 def find_launch_call(run: ScriptRun, place: str) -> FoundLaunch:
@@ -65,7 +67,7 @@ def find_launch_call(run: ScriptRun, place: str) -> FoundLaunch:
     if not launches:
         for call in run.tried:
             if _launches(call.words) and any(map(UNKNOWN.search, call.words)):  # what is not set is a part of the line
-                return FoundLaunch(call, len(run.calls), ())
+                return FoundLaunch(call, len(run.calls))
         raise _no_launch(run, place)
     launches = [launch for launch in launches if _launches_ranks(launch.words)] or launches
     launches = [launch for launch in launches if not _BESIDE_TRAINING.search(_program_name(launch.words))] or launches
@@ -79,7 +81,7 @@ def find_launch_call(run: ScriptRun, place: str) -> FoundLaunch:
         )
     chosen = launches[-1]
     lines = dict.fromkeys(launch.words for launch in launches)
-    notes = [_which_of(list(lines), place)] if len(lines) > 1 else []
+    notes = []
     for call in run.calls:
         if call.words[0] == "cd":
             notes.append(
@@ -88,7 +90,8 @@ def find_launch_call(run: ScriptRun, place: str) -> FoundLaunch:
         elif call.words not in lines and call.words[0] not in _NODE_TOOLS:
             notes.append(f"{place}: not run: {_show(call.words)}")
     at = max(at for at, call in enumerate(run.calls) if call is chosen)
-    return FoundLaunch(chosen, at, tuple(dict.fromkeys(notes)))
+    planned = (_which_of(list(lines), place),) if len(lines) > 1 else ()
+    return FoundLaunch(chosen, at, tuple(dict.fromkeys(notes)), planned)
 
 
 def _no_launch(run: ScriptRun, place: str) -> SpecError:

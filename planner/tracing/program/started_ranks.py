@@ -224,7 +224,7 @@ class StartedRanks:
                 place=current_place() or line.program,
             )
         note = f"the program itself starts {said} ({current_place() or line.program}): what that runs is planned"
-        self._become(replace(launched, notes=(*line.notes, note, *launched.notes)), environment)
+        self._become(replace(launched, notes=(*line.notes, note, *launched.planned, *launched.notes)), environment)
 
 
 class _Joined:

@@ -227,7 +227,6 @@ def test_a_script_uses_what_it_finds_and_what_it_is_given() -> None:
         ("mpirun python t.py", "", "-np is missing"),
         ("mpirun -np 2 python a.py : -np 2 python b.py", "", "mpirun starts several programs"),
         ("sbatch run.sh", "#SBATCH -N 2\ntorchrun --nnodes 2 t.py", "on the first of 2 nodes only"),
-        ("sbatch run.sh", "#SBATCH --array=0-3\npython t.py", "--array is not read"),
         ("bash run.sh", "python t.py --name 'x", "unexpected EOF while looking for matching"),
         ("bash run.sh", "python t.py --out $SCRATCH/x", r"\$SCRATCH decides a part of the launch line"),
         ("bash run.sh", "echo hello", "the script has no launch line"),
