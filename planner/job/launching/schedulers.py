@@ -25,6 +25,8 @@ class Starter(StrEnum):
     BATCH = "sbatch"
     """The batch script's own command: one process on the first node of an allocation."""
     MPI = "mpirun"
+    SUBMITIT = "submitit"
+    """Its own processes, on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,9 @@ class Tasks:
                 "OMPI_UNIVERSE_SIZE": str(self.count),
                 "PMIX_RANK": str(task),
             }
+        if self.starter is Starter.SUBMITIT:  # submitit 1.5, local/local.py
+            names = ("SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_LOCALID")
+            return {**dict.fromkeys(names, str(task)), "SUBMITIT_LOCAL_JOB_ID": "1"}
         if self.starter is Starter.BATCH:
             place = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURMD_NODENAME": "node1"}
             return {**self.settings, **job_variables(self.job_nodes, self.job_tasks), **place}
