@@ -63,7 +63,7 @@ def read_wrapper(name: str, words: Sequence[str]) -> Inside | None:
         return None
     letters = {letter: letter for letter in wrapper.letters + wrapper.flags}
     gathered: dict[str, list[str]] = {}
-    table = OptionTable(wrapper.source, {*wrapper.flags, *wrapper.alone.split(), "help", "version"}, short=letters)
+    table = OptionTable({*wrapper.flags, *wrapper.alone.split(), "help", "version"}, wrapper.source, short=letters)
     rest = read_options(words[1:] if wrapper.subcommands else words, table, gathered=gathered)[1]
     command = rest[wrapper.skipped :]
     if wrapper.skipped and command[:1] == ["--"]:
