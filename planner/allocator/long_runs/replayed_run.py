@@ -144,13 +144,6 @@ class ReplayedRun:
     def peak_reserved_bytes(self) -> int:
         return self.growths[-1].reserved_bytes if self.growths else 0
 
-    @property
-    def worst_step(self) -> int:
-        """The first step with the highest allocated bytes, counted from 1."""
-        index = self.allocated_bytes.index(max(self.allocated_bytes))
-        is_last = index == len(self.allocated_bytes) - 1
-        return index + 1 + (self.left_out if is_last else 0)
-
 
 _State = int
 Part = tuple[Any, ...]

@@ -144,11 +144,6 @@ class SizeRule:
     most: int | None = None
     """Where it ends to rise: kernels that split their work take no more parts than the GPU runs at a time."""
 
-    @property
-    def is_constant(self) -> bool:
-        """The same at every length."""
-        return not (self.linear or self.square)
-
     def at(self, length: int) -> int:
         """Bytes at this length; a broken number of them, which no traced length has, is rounded up."""
         x = -(-length // self.padding) * self.padding

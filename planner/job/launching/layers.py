@@ -219,18 +219,6 @@ def _peel(layers: Unwrapped) -> bool:
     return True
 
 
-def _env(layers: Unwrapped, words: list[str]) -> bool:
-    rest = deque(words)
-    while rest and rest[0].startswith("-"):
-        option = rest.popleft()
-        if option in ("-u", "--unset"):
-            layers.environment.pop(rest.popleft() if rest else "", None)
-        elif option not in ("-i", "-", "--ignore-environment") and not option.startswith("--unset="):
-            raise refused(f"env has the option {option[:40]}", "env NAME=value ... COMMAND, with -i or -u")
-    layers.words = list(rest)
-    return True
-
-
 def _environment_tool(layers: Unwrapped, words: list[str]) -> bool:
     """`uv run`, `conda run`, and those without options that matter."""
     tool = PurePosixPath(layers.words[0]).name
@@ -412,7 +400,6 @@ def _without_addresses(words: Sequence[str]) -> list[str]:
 
 
 _READERS: Mapping[str, Callable[[Unwrapped, list[str]], bool]] = {
-    "env": _env,
     **dict.fromkeys(ENVIRONMENT_TOOLS, _environment_tool),
     **dict.fromkeys(WRAPPERS, _wrapper),
     **dict.fromkeys(FRAMEWORKS, _framework),

@@ -155,16 +155,8 @@ def read_script_options(text: str, place: str, passed_over: list[str]) -> dict[s
     return written
 
 
-_SETTINGS = {
-    "ntasks_per_node": "SLURM_NTASKS_PER_NODE",
-    "cpus_per_task": "SLURM_CPUS_PER_TASK",
-    "job_name": "SLURM_JOB_NAME",
-    "gpus_per_node": "SLURM_GPUS_PER_NODE",
-    "gpus_per_task": "SLURM_GPUS_PER_TASK",
-    "gpus": "SLURM_GPUS",
-    "partition": "SLURM_JOB_PARTITION",
-}
-"""Variables that are set only if the option was given."""
+_SETTINGS = ("ntasks_per_node", "cpus_per_task", "job_name", "gpus_per_node", "gpus_per_task", "gpus")
+"""Options that are variables too, where they are given."""
 
 
 def count_tasks(options: Mapping[str, str | None], starter: Starter) -> Tasks:
@@ -189,7 +181,8 @@ def count_tasks(options: Mapping[str, str | None], starter: Starter) -> Tasks:
         gpus = _gpu_count(options["gpus_per_task"])
     elif on_node is not None and (options.get("gpu_bind") or "").startswith(("single", "per_task")):
         gpus = max(on_node // (tasks // nodes), 1)
-    settings = {variable: str(options[name]) for name, variable in _SETTINGS.items() if options.get(name)}
+    settings = {f"SLURM_{name.upper()}": value for name in _SETTINGS if (value := options.get(name))}
+    settings |= {"SLURM_JOB_PARTITION": partition} if (partition := options.get("partition")) else {}
     settings |= {"SLURM_GPUS_ON_NODE": str(on_node)} if on_node else {}
     settings |= _array_variables(options.get("array"))
     settings["SLURM_SUBMIT_DIR"] = "."

@@ -28,7 +28,7 @@ _START_NOTHING = frozenset({
 })  # fmt: skip
 """Commands that start no program that trains, whatever their arguments are called."""
 STAND_INS = tuple(sorted({
-    *RUNNERS, *ENVIRONMENT_TOOLS, *_NODE_TOOLS, *WRAPPERS, *FRAMEWORKS, *SHELLS[1:], *BARE[1:4], "env", "ray", "python",
+    *RUNNERS, *ENVIRONMENT_TOOLS, *_NODE_TOOLS, *WRAPPERS, *FRAMEWORKS, *SHELLS[1:], *BARE[1:4], "ray", "python",
     "python3", "accelerate", "torchx", "colossalai", "horovodrun", *_START_NOTHING,
 } - {"cd", "source", "wait", "which", "tail", "ps", "time"}))  # fmt: skip
 """Commands that are not run."""
@@ -193,7 +193,7 @@ def _launches(words: Sequence[str]) -> bool:
     words = [word for word in words if not re.match(r"[A-Za-z_]\w*=", word)]
     if not words or words[0] in _START_NOTHING:
         return False
-    wraps = PurePosixPath(words[0]).name in (*BARE, "env", *WRAPPERS)
+    wraps = PurePosixPath(words[0]).name in (*BARE, *WRAPPERS)
     starts = range(len(words)) if wraps else (0,)
     return _launches_ranks(words) or any(_starts_program(words[start : start + 3]) for start in starts)
 
