@@ -188,5 +188,5 @@ def _value_pattern(value: str) -> str:
     return found if len(value) >= _LONG else rf"(?<![\w-]){found}(?![\w-])"
 
 
-_FREE_TEXTS = ("ending", "unseen", "assumptions", "branches", "out_of_memory", "notes")
+_FREE_TEXTS = ("planned", "ending", "unseen", "assumptions", "branches", "out_of_memory", "notes")
 """Of a plan, what may quote its program or its command."""

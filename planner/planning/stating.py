@@ -110,6 +110,7 @@ def _add_runs(
     plan = replace(
         plan,
         command=work.command,
+        planned=work.line.planned,
         ending=first.ending,
         iterations=first.iterations,
         counted=first.counted,

@@ -68,7 +68,8 @@ def render(
     grounds += _advice(statement, style) if statement.job else ()
     asked_by = "cluster.host_memory" if statement.job else "--host-memory"
     lines = [*_verdict(statement, style), ""]
-    lines += [style.paint(name, "bold"), *(style.paint(line, "dim") for line in wrap_parts(parts, style)), ""]
+    shown = (style.paint(line, "dim") for line in wrap_parts(parts, style))
+    lines += [style.paint(name, "bold"), *sentence_lines(statement.planned, style), *shown, ""]
     decides = deciding(statement)
     for rank_class in statement.rank_classes if verbose else (decides,):
         lines += [*_rank_class(rank_class, statement, style), ""]

@@ -357,6 +357,8 @@ class Plan:
     job: Mapping[str, Any] = field(default_factory=dict)
     """The bundle of a spec, as plain JSON values."""
     command: tuple[str, ...] = ()
+    planned: tuple[str, ...] = field(default=(), metadata=shape(omit_default=True))
+    """Which one it is, of several runs that the command starts, as sentences."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Given with the request for a program: `name`, `team`, `queue`. Those of a spec are in `job`."""
     gpu: str

@@ -176,6 +176,25 @@ def test_the_first_rank_is_not_taken_for_the_others(tmp_path: Path, planner_here
     assert "not every rank was run: 1-3 are taken to do as rank 1 does" in said
 
 
+def test_below_its_command_stands_which_of_several_runs_is_planned(
+    tmp_path: Path, planner_here: Callable[..., Ended]
+) -> None:
+    (tmp_path / "distils.py").write_text(TEACHES)
+    script = tmp_path / "all.sh"
+    script.write_text(f"#SBATCH --array=2-3\nfor SEED in 1 7; do python {tmp_path}/distils.py --seed $SEED; done\n")
+
+    ended = planner_here("run", "--format", "json", "--", "sbatch", str(script))
+
+    found = json.loads(ended.stdout)
+    assert found["planned"] == [
+        f"the job array 2-3 starts {script} 2 times: planned is its task 2",
+        f"{script} starts distils.py 2 times: planned is `--seed 7`, not `--seed 1`",
+    ]
+    lines = render(from_json(found), Style(width=300)).splitlines()
+    at = lines.index(f"sbatch {script}")
+    assert lines[at + 1 : at + 3] == found["planned"]
+
+
 def test_forwards_without_gradients_within_iterations_are_told_from_evaluations(
     tmp_path: Path, planner_here: Callable[..., Ended]
 ) -> None:

@@ -41,7 +41,7 @@ def _tune(words: list[str], _: CommandContext) -> list[str]:
     """torchtune 0.7 (torchtune/_cli/run.py): a recipe of its own is a file, another one a module."""
     if words[:1] != ["run"]:
         _refuse("tune", words, "tune run [torchrun's options] RECIPE --config CONFIG")
-    rest = read_options(words[1:], TABLES["torchrun"])[1]
+    rest = read_options(words[1:], TABLES["torch.distributed.run"])[1]
     if not rest:
         _refuse("tune run", rest, "tune run [torchrun's options] RECIPE --config CONFIG")
     options, (recipe, *arguments) = words[1 : len(words) - len(rest)], rest
@@ -129,7 +129,7 @@ def _composer(words: list[str], found: CommandContext) -> list[str]:
     """Composer 0.33 (composer/cli/launcher.py), whose ranks have torchrun's variables and NODE_RANK."""
     letters = {"n": "nproc", "v": "verbose", "m": "module_mode", "c": "command_mode"}
     alone = ("verbose", "module_mode", "command_mode")
-    options, program = read_options(words, OptionTable("composer of Composer 0.33", alone, short=letters))
+    options, program = read_options(words, OptionTable(alone, "composer of Composer 0.33", short=letters))
     if "command_mode" in options:
         raise refused("composer has --command_mode", "a Python program, or a module after -m")
     processes = count_of(
@@ -148,7 +148,7 @@ def _fabric(words: list[str], found: CommandContext) -> list[str]:
     rest = words[2:] if words[:2] == ["run", "model"] else words[1:] if words[:1] == ["run"] else []
     if not rest:
         _refuse("fabric", words, "fabric run [options] SCRIPT")
-    options, program = read_options(rest, OptionTable("fabric run of Lightning 2.6", ()))
+    options, program = read_options(rest, OptionTable((), "fabric run of Lightning 2.6"))
     devices, nodes = options.get("devices") or "1", options.get("num_nodes") or "1"
     listed = re.sub(r"[\[\]\s]", "", devices)
     if devices in ("auto", "-1"):

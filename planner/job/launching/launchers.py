@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from planner.errors import SpecError
 from planner.job.json_text import packaged_json
 from planner.job.size_limits import MOST_RANKS
+from planner.runtime.launcher_parsers import PLACE as PLACE
 
-PLACE = "the launch line"
 OLD_LAUNCHER = "torch.distributed.launch"
 HOSTS = frozenset({"H", "hostfile", "i", "include", "e", "exclude"})
 """Options of deepspeed that name hosts."""
@@ -24,10 +23,14 @@ HOSTS = frozenset({"H", "hostfile", "i", "include", "e", "exclude"})
 class OptionTable:
     """The options of a program, by their names with underscores."""
 
-    program: str
-    """How messages call it."""
     alone: Collection[str]
     """Those without a value."""
+    program: str = ""
+    """How messages call it; a launcher is called by its package."""
+    source: str = ""
+    package: str = ""
+    version: str = ""
+    """Of its package."""
     with_value: Collection[str] | None = None
     """None: every other one."""
     short: Mapping[str, str] | None = None
@@ -36,25 +39,15 @@ class OptionTable:
     """Those with more than one value."""
 
 
-def _read_options() -> dict[str, dict[str, Any]]:
-    content = packaged_json("launching/launchers.json")
-    return {
-        launcher: {
-            kind: frozenset(" ".join(names).split()) if isinstance(names, list) else names
-            for kind, names in part.items()
-            if kind != "source"
-        }
-        for launcher, part in content.items()
-    }
+def _read_tables(file: str) -> Iterator[tuple[str, OptionTable]]:
+    for name, table in packaged_json(f"launching/{file}.json").items():
+        lists = {kind: frozenset(" ".join(value).split()) for kind, value in table.items() if isinstance(value, list)}
+        yield name, OptionTable(**{**table, **lists})
 
 
-OPTIONS = _read_options()
-"""By launcher and kind: options `with_value`, those that stand `alone`; of accelerate what becomes of some of them."""
-_KINDS = ("program", "alone", "with_value", "short", "several")
-TABLES = {
-    launcher: OptionTable(**{kind: options[kind] for kind in _KINDS if kind in options})
-    for launcher, options in OPTIONS.items()
-}
+TABLES = {**dict(_read_tables("parsers")), **dict(_read_tables("launchers"))}
+"""Of launchers by their modules, as tests/job/launching/test_parsers.py writes them; of other programs by their names.
+"""
 LAUNCHER_MODULES = {
     "torch.distributed.run": "torchrun",
     OLD_LAUNCHER: "torchrun",
@@ -86,10 +79,10 @@ def read_options(
             # `-N2`, `-N 2`, `-N=2`; of letters that stand alone several may follow each other.
             written, value = word[1], word[2:]
             if written not in short:
-                raise unknown_option(written, table.program)
+                raise unknown_option(written, table)
             name = short[written]
             if name in alone and any(short.get(letter) not in alone for letter in value):
-                raise unknown_option(word.lstrip("-"), table.program)
+                raise unknown_option(word.lstrip("-"), table)
             equals = "=" if value and name not in alone else ""
             value = value.removeprefix("=")
         elif short is not None and with_value is not None and name not in alone and name not in with_value:
@@ -100,7 +93,7 @@ def read_options(
             options[name] = value if equals else None
         elif with_value is not None and name not in with_value and name not in table.several:
             if passed_over is None or not equals or any(each.startswith(name) for each in {*with_value, *alone}):
-                raise unknown_option(written, table.program)
+                raise unknown_option(written, table)
             passed_over.append(word)
         elif equals:
             options[name] = value
@@ -136,8 +129,9 @@ def refused(
     return SpecError(problem, allowed=allowed, remedy=remedy, place=place)
 
 
-def unknown_option(name: str, program: str) -> SpecError:
+def unknown_option(name: str, table: OptionTable) -> SpecError:
     """An option that nobody knows."""
+    program = table.program or f"the launcher of {table.package} {table.version}"
     return refused(f"unknown option --{name}", f"the options of {program}", "see how it is spelt there, or delete it")
 
 

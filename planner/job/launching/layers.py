@@ -71,6 +71,8 @@ class Unwrapped:
     """Options of the batch script."""
     folder: str = ""
     notes: tuple[str, ...] = ()
+    planned: tuple[str, ...] = ()
+    """Which one it is, of several runs that a script or a job array starts, as sentences."""
     surrounding: Surrounding | None = None
     node_gpus: int = 0
     """That each node has, as the user says; 0: nobody has said."""
@@ -217,18 +219,6 @@ def _peel(layers: Unwrapped) -> bool:
     return True
 
 
-def _env(layers: Unwrapped, words: list[str]) -> bool:
-    rest = deque(words)
-    while rest and rest[0].startswith("-"):
-        option = rest.popleft()
-        if option in ("-u", "--unset"):
-            layers.environment.pop(rest.popleft() if rest else "", None)
-        elif option not in ("-i", "-", "--ignore-environment") and not option.startswith("--unset="):
-            raise refused(f"env has the option {option[:40]}", "env NAME=value ... COMMAND, with -i or -u")
-    layers.words = list(rest)
-    return True
-
-
 def _environment_tool(layers: Unwrapped, words: list[str]) -> bool:
     """`uv run`, `conda run`, and those without options that matter."""
     tool = PurePosixPath(layers.words[0]).name
@@ -299,6 +289,9 @@ def _sbatch(layers: Unwrapped, words: list[str]) -> bool:
     text, path = wrapped or layers.read(rest[0]), "" if wrapped else layers.path_of(rest[0])
     layers.batch = {**schedulers.read_script_options(text, place, layers.passed_over), **options}
     layers.tasks = schedulers.count_tasks(layers.batch, Starter.BATCH)
+    if array := layers.batch.get("array"):
+        count, task = (layers.tasks.settings[f"SLURM_ARRAY_TASK_{name}"] for name in ("COUNT", "ID"))
+        layers.planned += (f"the job array {array} starts {place} {count} times: planned is its task {task}",)
     if layers.node_gpus and layers.tasks.gpus is None:
         layers.inherited = {**layers.inherited, "SLURM_GPUS_ON_NODE": str(layers.node_gpus)}
     _take_slurm(layers, layers.batch)
@@ -367,6 +360,7 @@ def _run_script(layers: Unwrapped, words: tuple[str, ...], text: str, place: str
     is_compared = found.at < min(len(run.calls), len(run.tried))
     chosen = set_beside(found.call, run.tried[found.at], of_tasks) if is_compared else found.call
     layers.notes += found.notes
+    layers.planned += found.planned
     for call in run.calls[: found.at]:
         layers.surrounding = _activation(call) or layers.surrounding
     layers.environment.update(chosen.environment)
@@ -406,7 +400,6 @@ def _without_addresses(words: Sequence[str]) -> list[str]:
 
 
 _READERS: Mapping[str, Callable[[Unwrapped, list[str]], bool]] = {
-    "env": _env,
     **dict.fromkeys(ENVIRONMENT_TOOLS, _environment_tool),
     **dict.fromkeys(WRAPPERS, _wrapper),
     **dict.fromkeys(FRAMEWORKS, _framework),

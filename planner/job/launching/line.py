@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shutil
@@ -28,10 +27,11 @@ from planner.job.launching.launchers import (
     torchrun_size,
 )
 from planner.job.launching.layers import Unwrapped, local_text, unwrap
-from planner.job.launching.schedulers import ADDRESS, Starter, Tasks
+from planner.job.launching.schedulers import Starter, Tasks
 from planner.job.size_limits import MOST_RANKS
 from planner.job.yaml_text import read_yaml
 from planner.runtime.environments.interpreters import python_of_command
+from planner.runtime.launcher_parsers import ask_parser, installed_minor
 from planner.runtime.scripts import RunScript, run_script
 
 _ALLOWED = (
@@ -48,6 +48,8 @@ _REMEDIES = {
     "colossalai": "give torchrun with the same --nproc_per_node, --nnodes and script",
 }
 """What to give in the place of commands that start a job which stands elsewhere."""
+_MODULES = {"torchrun": "torch.distributed.run", "deepspeed": "deepspeed.launcher.runner"}
+"""Of launchers' commands."""
 _PYTHON_ALONE = frozenset("BEIOPRSbdhisuqvx")
 _PYTHON_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
@@ -85,6 +87,8 @@ class LaunchLine:
     """Texts that its script has written and that it names, by their paths."""
     notes: tuple[str, ...] = ()
     """Sentences on what around it was not run, or is not known."""
+    planned: tuple[str, ...] = ()
+    """Which one it is, of several runs that a script or a job array starts, as sentences."""
     node_gpus: int = 0
     """That each node has, where somebody says so; 0: as many as it has ranks."""
     says_local_rank: bool = False
@@ -93,6 +97,12 @@ class LaunchLine:
     @property
     def world_size(self) -> int:
         return self.nodes * self.processes_per_node
+
+    @property
+    def launched_words(self) -> tuple[str, ...]:
+        """What its launcher is given."""
+        end = ("--",) if self.program.startswith("-") else ()
+        return (*self.launcher_words, *end, self.program, *self.arguments)
 
     @property
     def gpus(self) -> int:
@@ -143,7 +153,7 @@ def parse(
         raise refused(f"it starts {line.world_size} ranks", f"up to {MOST_RANKS:,}")
     line = replace(
         line, tasks=tasks, environment=unwrapped.environment, folder=unwrapped.folder, notes=unwrapped.notes,
-        node_gpus=node_gpus, files=unwrapped.files,
+        node_gpus=node_gpus, files=unwrapped.files, planned=unwrapped.planned,
     )  # fmt: skip
     if node_gpus and line.processes_per_node > node_gpus:
         raise SpecError(
@@ -178,10 +188,10 @@ def find_launch(unwrapped: Unwrapped) -> LaunchLine:
     """
     command, environment = list(unwrapped.words), unwrapped.environment
     name = PurePosixPath(command[0]).name if command else ""
-    if name in ("torchrun", "deepspeed"):
-        return _read_launcher(Launcher(name), command[1:])
+    if name in _MODULES:
+        return _read_launcher(_MODULES[name], command[1:])
     if name == "accelerate" and command[1:2] == ["launch"]:
-        return _read_launcher(Launcher.ACCELERATE, command[2:])
+        return _read_launcher("accelerate.commands.launch", command[2:])
     is_python = re.fullmatch(r"python[0-9.]*", name) is not None
     if not is_python and not name.endswith(".py"):
         looks = bool(command) and unwrapped.text_of is local_text
@@ -208,7 +218,7 @@ def find_launch(unwrapped: Unwrapped) -> LaunchLine:
     rest = list(words)
     is_module = rest[:1] == ["-m"]
     if is_module and rest[1:2] and rest[1] in LAUNCHER_MODULES:
-        launched = _read_launcher(Launcher(LAUNCHER_MODULES[rest[1]]), rest[2:], rest[1])
+        launched = _read_launcher(rest[1], rest[2:])
         return replace(launched, says_local_rank=rest[1] == OLD_LAUNCHER and "use_env" not in launched.options)
     if rest[:1] in (["-c"], ["-"]):
         raise refused("the program stands in the command itself", "a file, or a module after -m")
@@ -216,8 +226,13 @@ def find_launch(unwrapped: Unwrapped) -> LaunchLine:
     return LaunchLine(launcher=Launcher.PYTHON, program=program, is_module=is_module, arguments=arguments)
 
 
-def _read_launcher(launcher: Launcher, words: Sequence[str], module: str = "") -> LaunchLine:
-    options, rest = read_options(words, TABLES.get(module, TABLES[launcher]))
+def _read_launcher(module: str, words: Sequence[str]) -> LaunchLine:
+    """Its own parser reads the line, unless it is of the version that its table was written from, or not here."""
+    launcher, table = Launcher(LAUNCHER_MODULES[module]), TABLES[module]
+    if installed_minor(table.package) in ("", table.version):
+        options, rest = read_options(words, table)
+    else:
+        options, rest = ask_parser(module, words)
     program, arguments = _program(rest)
     if arguments[:1] == ("--",):  # argparse takes it for the end of the launcher's own
         arguments = arguments[1:]
@@ -304,93 +319,3 @@ def _missing(name: str) -> NoReturn:
         f"how many ranks there are is not said, and this machine's GPUs do not decide it: {name} is missing",
         f"{name} NUMBER, or planner run --gpus NUMBER",
     )
-
-
-_PORT = "29500"
-
-
-def rank_variables(line: LaunchLine, rank: int) -> dict[str, str]:
-    """What the launcher sets for this rank, besides what it inherits; for accelerate without accelerate's own.
-
-    Nodes are filled one after the other, as every launcher here does. Variables of torchrun: torch 2.13,
-    torch/distributed/elastic/agent/server/local_elastic_agent.py; of deepspeed: 0.19.8, launcher/launch.py. Those of
-    accelerate are accelerate's own, which is asked for them.
-    """
-    node, local_rank = divmod(rank, line.processes_per_node)
-    # A node's one task that starts the node's ranks itself is each of them.
-    is_rank = line.launcher is Launcher.PYTHON and (
-        line.tasks is None or line.tasks.per_node == line.processes_per_node
-    )
-    task = rank if is_rank else node
-    variables = {} if line.tasks is None else line.tasks.variables(task)
-    # A single process of accelerate is started without torchrun, and has no world.
-    is_alone = line.launcher is Launcher.ACCELERATE and line.world_size == 1
-    if line.launcher is Launcher.PYTHON or is_alone:
-        return variables
-    options = {} if line.launcher is Launcher.ACCELERATE else line.options
-    variables |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": str(line.world_size),
-        "MASTER_ADDR": options.get("master_addr") or ADDRESS,
-        "MASTER_PORT": options.get("master_port") or _PORT,
-    }
-    if line.launcher is Launcher.DEEPSPEED:
-        return variables | {
-            "LOCAL_SIZE": str(line.processes_per_node),
-            "CROSS_RANK": str(node),
-            "CROSS_SIZE": str(line.nodes),
-        }
-    return variables | {
-        "LOCAL_WORLD_SIZE": str(line.processes_per_node),
-        "GROUP_RANK": str(node),
-        "GROUP_WORLD_SIZE": str(line.nodes),
-        "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(line.world_size),
-        "ROLE_NAME": options.get("role") or "default",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": options.get("max_restarts") or "0",
-        "TORCHELASTIC_RUN_ID": options.get("rdzv_id") or "none",
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-    }
-
-
-def extra_arguments(line: LaunchLine, rank: int) -> tuple[str, ...]:
-    """What the launcher puts before the program's arguments. torch.distributed.launch spells it as torch 2.0 and later
-    do (torch/distributed/launcher/api.py, distributed/run.py); 1.x, which planner does not run, had an underscore."""
-    if line.says_local_rank:
-        return (f"--local-rank={rank % line.processes_per_node}",)
-    if line.launcher is not Launcher.DEEPSPEED or "no_local_rank" in line.options:
-        return ()
-    return (f"--local_rank={rank % line.processes_per_node}",)
-
-
-def accelerate_variables(line: LaunchLine) -> Mapping[str, str]:
-    """What accelerate 1.15 sets for every rank (commands/launch.py, utils/launch.py), to be called where a GPU is seen.
-
-    Raises SpecError for options that accelerate refuses, and where it is not installed.
-    """
-    try:
-        launch: Any = importlib.import_module("accelerate.commands.launch")
-        environments: Any = importlib.import_module("accelerate.utils.launch")
-    except ImportError:
-        raise SpecError("accelerate is not installed", remedy="pip install accelerate", place=PLACE) from None
-    words = [*line.launcher_words, *(["--"] if line.program.startswith("-") else []), line.program, *line.arguments]
-    try:
-        arguments = launch.launch_command_parser().parse_args(words)
-        arguments, defaults, precision_from_config = launch._validate_launch_command(arguments)
-        if arguments.use_deepspeed:
-            fields = list(defaults.deepspeed_config) if defaults else []
-            fields += ["mixed_precision"] if precision_from_config else []
-            arguments.deepspeed_fields_from_accelerate_config = ",".join(fields)
-            variables = environments.prepare_deepspeed_cmd_env(arguments)[1]
-        elif line.world_size > 1 or arguments.use_fsdp:
-            variables = environments.prepare_multi_gpu_env(arguments)
-        else:
-            variables = environments.prepare_simple_launcher_cmd_env(arguments)[1]
-    except (SystemExit, ValueError) as error:
-        raise SpecError(
-            f"accelerate refuses its options: {error}", allowed="what accelerate launch takes", place=PLACE
-        ) from None
-    return {name: value for name, value in variables.items() if os.environ.get(name) != value}

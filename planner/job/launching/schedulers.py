@@ -25,6 +25,8 @@ class Starter(StrEnum):
     BATCH = "sbatch"
     """The batch script's own command: one process on the first node of an allocation."""
     MPI = "mpirun"
+    SUBMITIT = "submitit"
+    """Its own processes, on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,9 @@ class Tasks:
                 "OMPI_UNIVERSE_SIZE": str(self.count),
                 "PMIX_RANK": str(task),
             }
+        if self.starter is Starter.SUBMITIT:  # submitit 1.5, local/local.py
+            names = ("SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_LOCALID")
+            return {**dict.fromkeys(names, str(task)), "SUBMITIT_LOCAL_JOB_ID": "1"}
         if self.starter is Starter.BATCH:
             place = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURMD_NODENAME": "node1"}
             return {**self.settings, **job_variables(self.job_nodes, self.job_tasks), **place}
@@ -101,7 +106,7 @@ def job_variables(nodes: int, tasks: int) -> dict[str, str]:
     }
 
 
-_REFUSED = ("ntasks_per_gpu", "ntasks_per_socket", "het_group", "multi_prog", "array")
+_REFUSED = ("ntasks_per_gpu", "ntasks_per_socket", "het_group", "multi_prog")
 
 
 def read_srun(
@@ -150,16 +155,8 @@ def read_script_options(text: str, place: str, passed_over: list[str]) -> dict[s
     return written
 
 
-_SETTINGS = {
-    "ntasks_per_node": "SLURM_NTASKS_PER_NODE",
-    "cpus_per_task": "SLURM_CPUS_PER_TASK",
-    "job_name": "SLURM_JOB_NAME",
-    "gpus_per_node": "SLURM_GPUS_PER_NODE",
-    "gpus_per_task": "SLURM_GPUS_PER_TASK",
-    "gpus": "SLURM_GPUS",
-    "partition": "SLURM_JOB_PARTITION",
-}
-"""Variables that are set only if the option was given."""
+_SETTINGS = ("ntasks_per_node", "cpus_per_task", "job_name", "gpus_per_node", "gpus_per_task", "gpus")
+"""Options that are variables too, where they are given."""
 
 
 def count_tasks(options: Mapping[str, str | None], starter: Starter) -> Tasks:
@@ -184,12 +181,31 @@ def count_tasks(options: Mapping[str, str | None], starter: Starter) -> Tasks:
         gpus = _gpu_count(options["gpus_per_task"])
     elif on_node is not None and (options.get("gpu_bind") or "").startswith(("single", "per_task")):
         gpus = max(on_node // (tasks // nodes), 1)
-    settings = {variable: str(options[name]) for name, variable in _SETTINGS.items() if options.get(name)}
+    settings = {f"SLURM_{name.upper()}": value for name in _SETTINGS if (value := options.get(name))}
+    settings |= {"SLURM_JOB_PARTITION": partition} if (partition := options.get("partition")) else {}
     settings |= {"SLURM_GPUS_ON_NODE": str(on_node)} if on_node else {}
+    settings |= _array_variables(options.get("array"))
     settings["SLURM_SUBMIT_DIR"] = "."
     if starter is Starter.BATCH:
         return Tasks(starter=starter, gpus=gpus, job_nodes=nodes, job_tasks=tasks, settings=settings)
     return Tasks(starter=starter, nodes=nodes, per_node=tasks // nodes, gpus=gpus, settings=settings)
+
+
+def _array_variables(written: str | None) -> dict[str, str]:
+    """What the first task of a job array finds (sbatch(1), --array): `0-15:4`, `1,3,5-7%2`."""
+    if not written:
+        return {}
+    parts = [
+        re.fullmatch(r"(\d{1,7})(?:-(\d{1,7})(?::([1-9]\d{0,6}))?)?", part)
+        for part in re.sub(r"%\d+$", "", written).split(",")
+    ]
+    ranges = [range(int(part[1]), int(part[2] or part[1]) + 1, int(part[3] or 1)) for part in parts if part]
+    if len(ranges) < len(parts) or not all(ranges):
+        raise refused(f"--array is {written[:80]!a}", "numbers of tasks, as 0-15, 0-15:4 or 1,3,5-7%2")
+    first = min(tasks[0] for tasks in ranges)
+    described = {"JOB_ID": 1, "TASK_ID": first, "TASK_MIN": first, "TASK_MAX": max(tasks[-1] for tasks in ranges),
+                 "TASK_COUNT": sum(map(len, ranges)), "TASK_STEP": ranges[0].step}  # fmt: skip
+    return {f"SLURM_ARRAY_{name}": str(value) for name, value in described.items()}
 
 
 def _gpus_on_node(options: Mapping[str, str | None], nodes: int) -> int | None:

@@ -28,7 +28,7 @@ _START_NOTHING = frozenset({
 })  # fmt: skip
 """Commands that start no program that trains, whatever their arguments are called."""
 STAND_INS = tuple(sorted({
-    *RUNNERS, *ENVIRONMENT_TOOLS, *_NODE_TOOLS, *WRAPPERS, *FRAMEWORKS, *SHELLS[1:], *BARE[1:4], "env", "ray", "python",
+    *RUNNERS, *ENVIRONMENT_TOOLS, *_NODE_TOOLS, *WRAPPERS, *FRAMEWORKS, *SHELLS[1:], *BARE[1:4], "ray", "python",
     "python3", "accelerate", "torchx", "colossalai", "horovodrun", *_START_NOTHING,
 } - {"cd", "source", "wait", "which", "tail", "ps", "time"}))  # fmt: skip
 """Commands that are not run."""
@@ -48,11 +48,13 @@ _OF_THE_SHELL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class FoundLaunch:
-    """The call that trains, its place among all of the script, and sentences on the others."""
+    """The call that trains, its place among all of the script, sentences on the others, and which one of several runs
+    it is."""
 
     call: Call
     at: int
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    planned: tuple[str, ...] = ()
 
 
 def find_launch_call(run: ScriptRun, place: str) -> FoundLaunch:
@@ -65,7 +67,7 @@ def find_launch_call(run: ScriptRun, place: str) -> FoundLaunch:
     if not launches:
         for call in run.tried:
             if _launches(call.words) and any(map(UNKNOWN.search, call.words)):  # what is not set is a part of the line
-                return FoundLaunch(call, len(run.calls), ())
+                return FoundLaunch(call, len(run.calls))
         raise _no_launch(run, place)
     launches = [launch for launch in launches if _launches_ranks(launch.words)] or launches
     launches = [launch for launch in launches if not _BESIDE_TRAINING.search(_program_name(launch.words))] or launches
@@ -79,7 +81,7 @@ def find_launch_call(run: ScriptRun, place: str) -> FoundLaunch:
         )
     chosen = launches[-1]
     lines = dict.fromkeys(launch.words for launch in launches)
-    notes = [_which_of(list(lines), place)] if len(lines) > 1 else []
+    notes = []
     for call in run.calls:
         if call.words[0] == "cd":
             notes.append(
@@ -88,7 +90,8 @@ def find_launch_call(run: ScriptRun, place: str) -> FoundLaunch:
         elif call.words not in lines and call.words[0] not in _NODE_TOOLS:
             notes.append(f"{place}: not run: {_show(call.words)}")
     at = max(at for at, call in enumerate(run.calls) if call is chosen)
-    return FoundLaunch(chosen, at, tuple(dict.fromkeys(notes)))
+    planned = (_which_of(list(lines), place),) if len(lines) > 1 else ()
+    return FoundLaunch(chosen, at, tuple(dict.fromkeys(notes)), planned)
 
 
 def _no_launch(run: ScriptRun, place: str) -> SpecError:
@@ -190,7 +193,7 @@ def _launches(words: Sequence[str]) -> bool:
     words = [word for word in words if not re.match(r"[A-Za-z_]\w*=", word)]
     if not words or words[0] in _START_NOTHING:
         return False
-    wraps = PurePosixPath(words[0]).name in (*BARE, "env", *WRAPPERS)
+    wraps = PurePosixPath(words[0]).name in (*BARE, *WRAPPERS)
     starts = range(len(words)) if wraps else (0,)
     return _launches_ranks(words) or any(_starts_program(words[start : start + 3]) for start in starts)
 

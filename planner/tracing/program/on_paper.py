@@ -25,12 +25,14 @@ from planner import (
     upstream,
 )
 from planner.errors import PlannerError, ProgramError
-from planner.job.launching.line import Launcher, accelerate_variables, extra_arguments
+from planner.job.launching.line import Launcher
 from planner.paper import values
 from planner.paper.device import Paper
+from planner.runtime.launcher_parsers import accelerate_variables
 from planner.runtime.own_code import take_for_own
 from planner.timing.step_time import price_for_clock
 from planner.tracing.batch_sizes import Shapes
+from planner.tracing.launched_ranks import extra_arguments
 from planner.tracing.pipeline_folding import PipelineFolding
 from planner.tracing.program import (
     cuda,
@@ -406,7 +408,8 @@ def run_program(order: ProgramOrder, endings: Endings) -> None:
         gc.freeze()  # what was there before, garbage or not, is not looked at
         gc.set_threshold(0)  # never by itself; whether it is enabled is the program's own affair
         if order.line.launcher is Launcher.ACCELERATE:
-            os.environ.update(accelerate_variables(order.line))
+            is_alone = order.line.world_size == 1
+            os.environ.update(accelerate_variables(order.line.launched_words, is_alone=is_alone))
         _take_python_path()
         if not order.line.is_module and (module := program_files.find_module(order.line, Path.cwd())) is not None:
             take_for_own(program_files.package_around(module))

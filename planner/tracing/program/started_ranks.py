@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 from planner.errors import ProgramError, SpecError
 from planner.job.launching.launchers import LAUNCHER_MODULES
 from planner.job.launching.line import Launcher, LaunchLine, parse
+from planner.job.launching.schedulers import Starter, Tasks
 from planner.runtime.own_code import is_programs
 from planner.runtime.scripts import Script, ScriptRun, run_here, run_script
 from planner.tracing.program import program_files
@@ -26,6 +28,9 @@ Become = Callable[[LaunchLine, Mapping[str, str]], NoReturn]
 _REACHES_GPU = re.compile(r"cuda|nccl|init_process_group|Accelerator|Trainer")
 """Beginnings of names and texts in a function that trains on a GPU, or joins the ranks that do."""
 _STARTS_PROGRAMS = re.compile(r"python|torchrun|accelerate|deepspeed|srun|mpi|[.](?:py|sh)\b|\$")
+_PYTHON = re.compile(r"python[0-9.]*|torchrun|.+[.]py")
+_SUBMITIT_LOCALLY, _SUBMITTED = "submitit.local._local", "submitit.core._submit"
+"""Modules by which submitit 1.5 starts a job's processes on this machine, and what each of these runs, on any."""
 _MOST_FUNCTIONS = 500
 _RANK = ("RANK", "LOCAL_RANK")
 _CHANGE = "let a launcher start the ranks: torchrun --nproc-per-node N behind --, or accelerate launch"
@@ -142,8 +147,6 @@ class StartedRanks:
     def look_at_command(self, words: Sequence[str], folder: str, environment: Mapping[str, str]) -> bool:
         """Before the program starts a command: whether it is one of the other ranks, which is not started. A command
         that launches ranks, or a program that trains, becomes this process; any other one works on the host."""
-        if words[1:3] == ["-m", "submitit.local._local"]:
-            self._refuse_submission(environment.get("SUBMITIT_LOCAL_NTASKS", ""))
         if self._is_looking:  # what runs a script to see what it starts
             return False
         self._is_looking = True
@@ -157,16 +160,6 @@ class StartedRanks:
         if launched.launcher is Launcher.PYTHON and own and environment[own] != os.environ.get(own):
             return self._look_at_rank(launched, int(environment[own]), environment)
         self._go_on_as(launched, environment)
-
-    def _refuse_submission(self, count: str) -> NoReturn:
-        """What submitit starts, it reads from a file that is written after that (submitit 1.5, core/core.py)."""
-        tasks = count if count.isdecimal() else "N"
-        raise ProgramError(
-            f"the program submits its work by submitit, which starts {tasks} processes of it: none is started",
-            allowed="ranks that a launcher starts, or the program by torch.multiprocessing",
-            remedy=f"torchrun --nproc-per-node {tasks} behind --, with the script whose main the submitted job calls",
-            place=current_place() or self._order.line.program,
-        )
 
     def _launch_events(self, words: Sequence[str], folder: str, environment: Mapping[str, str]) -> LaunchLine | None:
         """What the command launches; None if it does not reach the GPU."""
@@ -192,14 +185,29 @@ class StartedRanks:
                     remedy=error.remedy,
                     place=current_place() or line.program,
                 ) from error
+            self._refuse_unknown(words, folder, environment)
             return None
         launched = replace(launched, folder=os.path.join(folder, launched.folder))
+        if launched.program == _SUBMITIT_LOCALLY:
+            tasks = Tasks(starter=Starter.SUBMITIT, per_node=int(environment["SUBMITIT_LOCAL_NTASKS"]))
+            launched = replace(launched, program=_SUBMITTED, tasks=tasks, processes_per_node=tasks.per_node)
         if launched.launcher is Launcher.PYTHON and launched.tasks is None:
             files = program_files.own_files(launched, Path(launched.folder), surely=True)
             is_installed = any("site-packages" in path.parts for path in files)
             if is_installed or not program_files.speak_of_training(files):
                 return None
         return launched
+
+    def _refuse_unknown(self, words: Sequence[str], folder: str, environment: Mapping[str, str]) -> None:
+        """Raises ProgramError for a command that nobody knows, before a program that trains."""
+        at = next((at for at, word in enumerate(words) if at and _PYTHON.fullmatch(PurePath(word).name)), 0)
+        if at and self._launch_events(words[at:], folder, environment) is not None:
+            raise ProgramError(
+                f"the program starts {' '.join(words)[:200]}, and {words[0][:80]} is not known",
+                allowed="torchrun, accelerate launch, deepspeed, srun, mpirun, submitit, or python with the program",
+                remedy=f"give the launch line that it stands for behind --, with {' '.join(words[at:])[:200]}",
+                place=current_place() or self._order.line.program,
+            )
 
     def _look_at_rank(self, launched: LaunchLine, rank: int, environment: Mapping[str, str]) -> bool:
         """One that the program starts with a number of its own (as Lightning does)."""
@@ -214,17 +222,36 @@ class StartedRanks:
 
     def _go_on_as(self, launched: LaunchLine, environment: Mapping[str, str]) -> NoReturn:
         line, said = self._order.line, " ".join((launched.launcher, *launched.launcher_words, launched.program))
-        if not line.may_start_ranks:
+        if launched.program == _SUBMITTED or not line.may_start_ranks:
             self._refuse_many(launched.processes_per_node)
         if self._become is None:
             raise ProgramError(
                 f"the program starts {said} itself",
                 allowed="a program that is one rank, or starts its ranks by torch.multiprocessing",
-                remedy=f"give that command, where planner runs it behind walls: {said}",
+                remedy=f"torchrun --nproc-per-node {launched.processes_per_node} with the script that is submitted"
+                if launched.program == _SUBMITTED
+                else f"give that command, where planner runs it behind walls: {said}",
                 place=current_place() or line.program,
             )
+        if launched.program == _SUBMITTED:
+            _name_submission(launched)
         note = f"the program itself starts {said} ({current_place() or line.program}): what that runs is planned"
-        self._become(replace(launched, notes=(*line.notes, note, *launched.notes)), environment)
+        self._become(replace(launched, notes=(*line.notes, note, *launched.planned, *launched.notes)), environment)
+
+
+def _name_submission(launched: LaunchLine) -> None:
+    """Gives what submitit has pickled the name by which its process finds it: submitit does so once the job has a
+    number (submitit 1.5, core/core.py). Of a job array it is the first one."""
+    paths: Any = importlib.import_module("submitit.core.utils").JobPaths
+    assert launched.tasks is not None
+    variables, folder = launched.tasks.variables(0), launched.arguments[-1]
+    array = variables.get("SLURM_ARRAY_TASK_ID")
+    pickled = [
+        path for path in paths.get_first_id_independent_folder(folder).glob("*.pkl")
+        if re.fullmatch("[0-9a-f]{32}", path.stem)
+    ]  # fmt: skip
+    first = sorted(pickled, key=lambda path: path.stat().st_mtime_ns)[-int(variables.get("SLURM_ARRAY_TASK_COUNT", 1))]
+    paths(folder, f"1_{array}" if array else "1").move_temporary_file(first, "submitted_pickle")
 
 
 class _Joined:

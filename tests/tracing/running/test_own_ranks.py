@@ -168,15 +168,82 @@ def test_a_program_that_asks_how_many_gpus_there_are_hears_of_the_option(
     assert any("--gpus N says it" in note for note in judge("python", path, node_gpus=gpus).notes) is told
 
 
-def test_work_that_submitit_would_start_is_refused_before_it_is_started(run: Run, program: Program) -> None:
+SUBMITS = """
+import pathlib, submitit, sys
+class Training:
+    def __init__(self, size): self.size = size
+    def __call__(self):
+        import torch
+        job = submitit.JobEnvironment()
+        torch.distributed.init_process_group(
+            "nccl", init_method="tcp://127.0.0.1:29555", rank=job.global_rank, world_size=job.num_tasks
+        )
+        model = torch.nn.Linear(self.size, self.size).cuda(job.local_rank)
+        optimizer = torch.optim.SGD(torch.nn.parallel.DistributedDataParallel(model).parameters(), lr=0.1)
+        for _ in range(3):
+            model(torch.ones(4, self.size, device=job.local_rank)).sum().backward()
+            optimizer.step()
+        with open(pathlib.Path(__file__).parent / "trained", "a") as file:
+            file.write(f"{job.cluster} {job.job_id}: {job.global_rank} of {job.num_tasks}, {self.size}")
+if __name__ == "__main__":
+    folder = pathlib.Path(__file__).parent / "jobs" / "%j"
+"""
+ON_SLURM = "executor = submitit.SlurmExecutor(folder, python=sys.executable)\n    executor.update_parameters("
+SUBMITTED = {
+    "on this machine": (
+        "executor = submitit.AutoExecutor(folder, cluster='local')\n"
+        "    executor.update_parameters(gpus_per_node=8, tasks_per_node=8)\n    executor.submit(Training(64)).result()",
+        (1, 8),
+        "local 1: 5 of 8, 64",
+    ),
+    "with commands before it": (
+        "executor = submitit.LocalExecutor(folder)\n    executor.update_parameters(gpus_per_node=8, tasks_per_node=8,"
+        " setup=['export A=1'])\n    executor.submit(Training(64)).result()",
+        (1, 8),
+        "local 1: 5 of 8, 64",
+    ),
+    "on Slurm": (
+        f"{ON_SLURM}nodes=2, gpus_per_node=4, ntasks_per_node=4)\n    executor.submit(Training(64))",
+        (2, 4),
+        "slurm 1: 5 of 8, 64",
+    ),
+    "as an array": (
+        f"{ON_SLURM}nodes=2, gpus_per_node=4, ntasks_per_node=4)\n    executor.map_array(Training.__call__,"
+        " [Training(32), Training(64)])",
+        (2, 4),
+        "slurm 1_0: 5 of 8, 32",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", SUBMITTED)
+def test_what_submitit_has_pickled_runs_as_the_ranks(run: Run, program: Program, tmp_path: Path, how: str) -> None:
+    lines, ranks, trained = SUBMITTED[how]
+    path = program(f"{SUBMITS}    {lines}\n")
+
+    found = run(f"PYTHONPATH={{beside}} python {path}", rank=5, gpus=max(ranks))
+
+    assert ((found.nodes, found.processes_per_node), found.communicators, found.iterations) == (ranks, (8,), 3)
+    assert (tmp_path / "trained").read_text() == trained
+
+
+def test_submitted_work_of_more_ranks_than_gpus_asks_for_them(run: Run, program: Program) -> None:
+    path = program(f"{SUBMITS}    {SUBMITTED['on this machine'][0]}\n")
+
+    with pytest.raises(MoreGpusError, match="change:  --gpus 8"):
+        run(f"PYTHONPATH={{beside}} python {path}")
+
+
+def test_a_launcher_that_nobody_knows_is_named(run: Run, program: Program, tmp_path: Path) -> None:
+    (tmp_path / "launched.py").write_text(LAUNCHED)
     path = program(
-        "import os, subprocess, sys\n"
-        "subprocess.Popen([sys.executable, '-m', 'submitit.local._local', 'jobs'],"
-        " env={**os.environ, 'SUBMITIT_LOCAL_NTASKS': '32'})"
+        "import os, subprocess\nos.chdir(os.path.dirname(__file__))\n"
+        "subprocess.run(['jsrun', '-n', '32', 'python', 'launched.py'])"
     )
 
-    with pytest.raises(ProgramError, match="submitit, which starts 32 processes of it: none is started"):
-        run(f"python {path}")
+    with pytest.raises(ProgramError, match=r"starts jsrun -n 32 python launched\.py, and jsrun is not known"):
+        run(f"python {path}", gpus=8)
+    assert not (tmp_path / "trained").exists()
 
 
 def test_more_ranks_than_gpus(run: Run, program: Program) -> None:

@@ -289,7 +289,35 @@ def test_a_script_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_of_several_trainings_it_is_said_which_one_is_planned(text: str, which: str) -> None:
     count = 3 if "for" in text else 2
 
-    assert script(text).notes == (f"run.sh starts train.py {count} times: planned is {which}",)
+    found = script(text)
+
+    assert (found.planned, found.notes) == ((f"run.sh starts train.py {count} times: planned is {which}",), ())
+
+
+@pytest.mark.parametrize(
+    ("array", "found"),
+    [
+        ("0-15:4", ("0", "4", "0", "12")),
+        ("7,3,5-6%2", ("3", "4", "3", "7")),
+        ("2", ("2", "1", "2", "2")),
+    ],
+)
+def test_of_a_job_array_the_first_task_is_planned(array: str, found: tuple[str, ...]) -> None:
+    names = ("TASK_ID", "TASK_COUNT", "TASK_MIN", "TASK_MAX")
+    read = " ".join(f"$SLURM_ARRAY_{name}" for name in names)
+
+    line = script(f"#SBATCH --array={array}\nsrun python train.py {read}")
+
+    assert line.arguments == found
+    assert line.planned == (f"the job array {array} starts run.sh {found[1]} times: planned is its task {found[0]}",)
+    assert line.tasks is not None
+    assert line.tasks.variables(0)["SLURM_ARRAY_TASK_ID"] == found[0]
+
+
+@pytest.mark.parametrize("array", ["x", "5-2", "1-3:0", "0-3,", "0-12345678"])
+def test_a_job_array_without_tasks_is_refused(array: str) -> None:
+    with pytest.raises(SpecError, match="--array is"):
+        script(f"#SBATCH --array={array}\npython t.py")
 
 
 def test_a_folder_that_is_not_here_is_said() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from planner.errors import SpecError
-from planner.job.launching.line import LaunchLine, parse, rank_variables
+from planner.job.launching.line import LaunchLine, parse
+from planner.tracing.launched_ranks import rank_variables
 
 SLURM_SCRIPT = """#!/bin/bash
 #SBATCH --job-name=sft --nodes=2
@@ -227,7 +228,6 @@ def test_a_script_uses_what_it_finds_and_what_it_is_given() -> None:
         ("mpirun python t.py", "", "-np is missing"),
         ("mpirun -np 2 python a.py : -np 2 python b.py", "", "mpirun starts several programs"),
         ("sbatch run.sh", "#SBATCH -N 2\ntorchrun --nnodes 2 t.py", "on the first of 2 nodes only"),
-        ("sbatch run.sh", "#SBATCH --array=0-3\npython t.py", "--array is not read"),
         ("bash run.sh", "python t.py --name 'x", "unexpected EOF while looking for matching"),
         ("bash run.sh", "python t.py --out $SCRATCH/x", r"\$SCRATCH decides a part of the launch line"),
         ("bash run.sh", "echo hello", "the script has no launch line"),
