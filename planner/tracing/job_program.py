@@ -14,12 +14,12 @@ from unittest import mock
 
 from planner import cuda_on_paper
 from planner.errors import PlannerError, ProgramError, TraceError
+from planner.job.launching.launched_ranks import rank_variables
 from planner.job.sampled_runs import draw_batches
 from planner.job.schema import Job, Lengths
 from planner.paper.native_records import DoesNotFoldError
 from planner.programs.launching import launch_line
 from planner.tracing.batch_sizes import LARGEST
-from planner.tracing.launched_ranks import rank_variables
 from planner.tracing.program import micro_batches
 from planner.tracing.program.assumptions import About
 from planner.tracing.program.look_ahead import rounds_to_give

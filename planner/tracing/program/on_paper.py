@@ -25,6 +25,7 @@ from planner import (
     upstream,
 )
 from planner.errors import PlannerError, ProgramError
+from planner.job.launching.launched_ranks import extra_arguments
 from planner.job.launching.line import Launcher
 from planner.paper import values
 from planner.paper.device import Paper
@@ -32,7 +33,6 @@ from planner.runtime.launcher_parsers import accelerate_variables
 from planner.runtime.own_code import take_for_own
 from planner.timing.step_time import price_for_clock
 from planner.tracing.batch_sizes import Shapes
-from planner.tracing.launched_ranks import extra_arguments
 from planner.tracing.pipeline_folding import PipelineFolding
 from planner.tracing.program import (
     cuda,

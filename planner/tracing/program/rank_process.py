@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from planner import cuda_on_paper
 from planner.errors import PlannerError, ProgramError, TraceError, shorten
+from planner.job.launching.launched_ranks import rank_variables
 from planner.job.launching.line import LaunchLine
 from planner.runtime import messages, overlay, running
 from planner.runtime.child import problem_text, start_anew
@@ -27,7 +28,6 @@ from planner.runtime.terminal import take_terminal, terminal_variables
 from planner.runtime.user_cache import kept_folders
 from planner.runtime.walled_program import WalledProgram
 from planner.tracing import rank_trace
-from planner.tracing.launched_ranks import rank_variables
 from planner.tracing.program import rank_orders
 from planner.tracing.program.absent_files import say_local
 from planner.tracing.program.program_errors import MOST_CHARACTERS, MOST_LINES, describe_crash, is_our_fault

@@ -15,13 +15,13 @@ from typing import Any
 
 from planner.errors import MeasureError
 from planner.job.code_rules import ANY_CODE, CodeRules
+from planner.job.launching.launched_ranks import rank_variables
 from planner.job.launching.line import Launcher, LaunchLine, parse
 from planner.job.loading import bundle
 from planner.job.schema import Job
 from planner.job.trainer import refuse_on_cpu, uses_deepspeed
 from planner.programs.launching import launch_line, program_text, trainer_command
 from planner.runtime.launcher_parsers import accelerate_variables
-from planner.tracing.launched_ranks import rank_variables
 from planner.truth.measuring.measurement_lines import Measurement, Truth
 from planner.truth.measuring.program import EndedProgram, World, measure_program
 

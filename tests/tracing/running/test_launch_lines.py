@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from planner.errors import SpecError
+from planner.job.launching.launched_ranks import extra_arguments, rank_variables
 from planner.job.launching.line import Launcher, LaunchLine, parse
-from planner.tracing.launched_ranks import extra_arguments, rank_variables
 
 
 def line(command: str) -> LaunchLine:

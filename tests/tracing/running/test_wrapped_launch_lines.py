@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from planner.errors import SpecError
+from planner.job.launching.launched_ranks import rank_variables
 from planner.job.launching.line import LaunchLine, parse
-from planner.tracing.launched_ranks import rank_variables
 
 SLURM_SCRIPT = """#!/bin/bash
 #SBATCH --job-name=sft --nodes=2
