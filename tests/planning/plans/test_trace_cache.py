@@ -73,7 +73,7 @@ def test_the_ones_used_longest_ago_go_first(cache: TraceCache) -> None:
     jobs = [dataclasses.replace(JOB, train=dataclasses.replace(JOB.train, sequence_length=n)) for n in (8, 16, 32)]
     for age, each in zip((300, 200, 100), jobs, strict=True):
         cache.store(each, 0, made)
-        path = cache._path(each, 0, "")
+        path = cache._path(each, 0)
         os.utime(path, (path.stat().st_atime, path.stat().st_mtime - age))
     assert cache.load(jobs[0], 0) == made
     other = dataclasses.replace(JOB, train=dataclasses.replace(JOB.train, sequence_length=64))
