@@ -13,6 +13,7 @@ from typing import Any
 
 from planner.job.launching.line import parse
 from planner.job.loading import bundle
+from planner.job.packages import refuse_missing_packages
 from planner.job.printing import plain_yaml
 from planner.job.schema import Job
 from planner.job.trainer import accumulation_steps, micro_batch_size, ranks_with_samples
@@ -31,6 +32,7 @@ def started_trainer(
 ) -> Iterator[ProgramInputs]:
     """What is run of a job with `trainer`, while its files are there: behind the walls of the `isolation`, if it has
     some. Raises SpecError."""
+    refuse_missing_packages(job)
     with tempfile.TemporaryDirectory(prefix="planner-") as folder:
         work = replace(program_of(job, Path(folder)), calibration=calibration)
         if isolation.walls is not None:
