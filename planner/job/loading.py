@@ -132,6 +132,7 @@ def _remedy(value: Any, hint: Any, check: Check) -> str:
 
 BUNDLE_SCHEMA = "planner.bundle/1"
 _GONE: Mapping[str, Any] = {
+    "parallel.deepspeed": None,
     "software.step": "torch",
     "post_training": None,
     "train.compile.autograd": False,

@@ -1,9 +1,10 @@
-"""The packages whose own code the training step of a job runs, beside torch and transformers."""
+"""The packages whose own code a job runs, beside torch and transformers."""
 
 from __future__ import annotations
 
 from planner.distribution import refuse_without
 from planner.job.schema import Job
+from planner.job.trainer import uses_deepspeed
 
 LIBRARIES = ("accelerate", "bitsandbytes", "deepspeed", "peft", "torchao")
 """Those whose own code some jobs run."""
@@ -27,3 +28,5 @@ def refuse_missing_packages(job: Job) -> None:
     if job.model.adapter is not None:
         needed = ("peft", "bitsandbytes") if job.model.adapter.kind == "qlora" else ("peft",)
         refuse_without(needed, extra="plan", user="an adapter", place="model.adapter")
+    if uses_deepspeed(job):
+        refuse_without(("deepspeed",), extra="deepspeed", user="a Trainer whose files name DeepSpeed", place="trainer")

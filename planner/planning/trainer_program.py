@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from planner.job.launching.line import parse
+from planner.job.packages import refuse_missing_packages
 from planner.job.schema import Job
 from planner.job.trainer import accumulation_steps, micro_batch_size, ranks_with_samples
 from planner.planning.inputs import ProgramInputs, inputs_of
@@ -26,6 +27,7 @@ def started_trainer(
 ) -> Iterator[ProgramInputs]:
     """What is run of a job with `trainer`, while its files are there: behind the walls of the `isolation`, if it has
     some. Raises SpecError."""
+    refuse_missing_packages(job)
     with tempfile.TemporaryDirectory(prefix="planner-") as folder:
         work = replace(program_of(job, Path(folder)), calibration=calibration)
         if isolation.walls is not None:

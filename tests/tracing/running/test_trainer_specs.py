@@ -21,7 +21,7 @@ from planner.errors import ProgramError, SpecError
 from planner.events import Category
 from planner.job.loading import bundle, load_bundle, load_job
 from planner.job.schema import Job
-from planner.planning.plan import plan_program
+from planner.planning.plan import plan_job, plan_program
 from planner.planning.trainer_program import program_of
 from planner.programs.launching import trainer_command
 from planner.report.statement import Plan
@@ -127,6 +127,19 @@ def test_what_a_class_does_not_know_it_says_itself(
         planned(load_job(spec_of(tmp_path, 1, **trainer)), tmp_path)
 
     assert refusal.value.place == place
+
+
+def test_without_deepspeed_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = load_job(spec_of(tmp_path, 2, arguments={**FLAGS, "deepspeed": dict(ZERO_2)}))
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+
+    with pytest.raises(SpecError) as caught:
+        plan_job(job)
+
+    assert str(caught.value) == (
+        "trainer: a Trainer whose files name DeepSpeed needs what is not installed: deepspeed\n"
+        "  change:  pip install 'deepspeed>=0.19.8,<0.20'"
+    )
 
 
 @pytest.mark.parametrize(
