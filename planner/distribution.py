@@ -15,7 +15,7 @@ from planner.errors import PlannerError, SpecError
 
 NAME = "gpu-memory-planner"
 EXTRAS = {
-    "plan": ("torch>=2.6,<2.16", "transformers>=5.0", "numpy", "peft>=0.17"),
+    "plan": ("torch>=2.6,<2.16", "transformers>=5.0", "numpy", "nvidia-ml-py>=13", "peft>=0.17"),
     "deepspeed": ("deepspeed>=0.19.8,<0.20",),
     "service": ("ray[serve]>=2.60", "prometheus-client>=0.21", "sqlalchemy>=2.0.30", "alembic>=1.16"),
     "postgresql": ("psycopg[binary]>=3.1",),
