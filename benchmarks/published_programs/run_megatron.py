@@ -23,6 +23,7 @@ from typing import Any
 from planner.units import MIB
 
 _ROOT = Path(__file__).parents[2]
+_KERNELS = _ROOT / "tests/tracing/programs/fused_gradients.py"
 TRUTH = Path(os.environ.get("PLANNER_TRUTH", _ROOT.parent / "shared" / "truth")) / "published.json"
 _SIZES = {"llama3-70b": (8192, 28672, 64, 8), "llama3-405b": (16384, 53248, 128, 16)}
 """Hidden size, that of the feed-forward, heads, groups of heads."""
@@ -83,7 +84,18 @@ def run(row: dict[str, Any], megatron: Path, simumax: Path, ranks: str) -> dict[
     program = simumax / "simu_tools" / "megatron_scripts" / "pretrain_gpt.py"
     own = arguments(row, Degrees.of(row["config"]["parallel"])).split()
     words = ["torchrun", "--nproc-per-node", "8", str(program), *own]
-    options = ["--gpu", "B200-SXM-180GB", "--torch", "2.10", "--with", "apex", "--ranks", ranks, "--format", "json"]
+    options = [
+        "--gpu",
+        "B200-SXM-180GB",
+        "--torch",
+        "2.10",
+        "--kernels",
+        str(_KERNELS),
+        "--ranks",
+        ranks,
+        "--format",
+        "json",
+    ]
     environment = {"PYTHONPATH": f"{_ROOT}:{megatron}", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PLANNER_PYTHON": "here"}
     found = subprocess.run(
         [sys.executable, "-m", "planner", "run", *options, "--steps", "3", "--", *words],

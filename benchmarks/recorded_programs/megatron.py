@@ -48,6 +48,7 @@ _OLD_TORCH = {"24.01": "2.2", "24.10": "2.5"}
 _CONTAINER_ENGINE = {"25.09": "2.7.0"}
 """TransformerEngine of containers that the lock file does not add one to."""
 _FLASH_ATTENTION = "2.7.4"
+_KERNELS = Path(__file__).parents[1] / "programs/fused_gradients.py"
 """Of the containers of 2025."""
 _ENGINE = "transformer-engine"
 _OUTSIDE = (_ENGINE, "mamba-ssm", "causal-conv1d")
@@ -239,7 +240,7 @@ class Megatron(FamilyOfTable[Golden, Program]):
             folder=own,
             command=["torchrun", f"--nproc_per_node={run.ranks}", program.script, *text.split("\n")],
             steps=_ITERATIONS,
-            options=["--with", f"apex,flash-attn=={_FLASH_ATTENTION}", "--allow-writes"],
+            options=["--with", f"flash-attn=={_FLASH_ATTENTION}", "--kernels", str(_KERNELS), "--allow-writes"],
             environment={"HF_HOME": str(data / "hub"), "HF_HUB_OFFLINE": "1", **program.variables},
             paths=[str(own), *(str(self._checkouts.absolute() / name / version) for name, version in program.packages)],
         )
