@@ -27,13 +27,18 @@ def _numbers(minor: str) -> tuple[int, ...]:
     return tuple(map(int, minor.split(".")))
 
 
+def installed_version(package: str) -> str:
+    """That of a package which is installed here; empty where it is not."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 @cache
 def torch_at_hand() -> str:
     """Major and minor of the torch that is installed here; that which planner is tested with, where none is."""
-    try:
-        return minor_of(importlib.metadata.version("torch"))
-    except importlib.metadata.PackageNotFoundError:
-        return TESTED["torch"]
+    return minor_of(installed_version("torch")) or TESTED["torch"]
 
 
 NEWEST_CUDA = "13.0"

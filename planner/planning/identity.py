@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from planner.job.packages import LIBRARIES, libraries_of
 from planner.job.schema import Allocator, DataLoader, Gpu, Job, Metadata
 from planner.report.statement import Provenance
 from planner.truth.calibration.interval import Calibration
-from planner.versions import minor_of
+from planner.versions import installed_version, minor_of
 
 ANSWERS = 19
 """The number of the answers that this code gives: of its traces, figures, verdicts, advice, rankings and runs. Whoever
@@ -113,7 +112,4 @@ def _of_every_trace(versions: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
+    return installed_version(distribution) or "none"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
 import io
 import os
 from collections.abc import Mapping, Sequence
@@ -12,20 +11,11 @@ from typing import Any
 
 from planner.errors import SpecError
 from planner.runtime import running
-from planner.versions import minor_of
 
 PLACE = "the launch line"
 Parsed = tuple[dict[str, str | None], list[str]]
 """Options that differ from what they are if they are not given, by their names with underscores and None for one
 without a value; and the program with its arguments."""
-
-
-def installed_minor(package: str) -> str:
-    """Major and minor of the version that is installed here; empty where none is."""
-    try:
-        return minor_of(importlib.metadata.version(package))
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def ask_parser(module: str, words: Sequence[str]) -> Parsed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 import platform
 import statistics
@@ -32,6 +31,7 @@ from planner.service.history.store import History
 from planner.truth.calibration import interval
 from planner.truth.calibration.interval import Calibration
 from planner.truth.failures.messages import Cause
+from planner.versions import installed_version
 
 REQUESTS = "planner_requests_total"
 REQUEST_SECONDS = "planner_request_duration_seconds"
@@ -190,11 +190,7 @@ def _of_calibration(figure: Callable[[Any], float]) -> Rows:
 def build_labels() -> tuple[str, ...]:
     """Of the program that answers; replicas of one service run the same."""
     rules = provenance_of(Calibration.none()).allocator_rules
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch = "none"
-    return distribution.version(), torch, platform.python_version(), rules
+    return distribution.version(), installed_version("torch") or "none", platform.python_version(), rules
 
 
 _PLAN, _CLASS, _GROUP, _KIND = "plan", "plan rank_class", "team queue gpu", "gpu torch"

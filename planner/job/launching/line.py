@@ -31,8 +31,9 @@ from planner.job.launching.schedulers import Starter, Tasks
 from planner.job.size_limits import MOST_RANKS
 from planner.job.yaml_text import read_yaml
 from planner.runtime.environments.interpreters import python_of_command
-from planner.runtime.launcher_parsers import ask_parser, installed_minor
+from planner.runtime.launcher_parsers import ask_parser
 from planner.runtime.scripts import RunScript, run_script
+from planner.versions import installed_version, minor_of
 
 _ALLOWED = (
     "python, torchrun, accelerate launch or deepspeed with the program and its arguments; tune run, llamafactory-cli "
@@ -229,7 +230,7 @@ def find_launch(unwrapped: Unwrapped) -> LaunchLine:
 def _read_launcher(module: str, words: Sequence[str]) -> LaunchLine:
     """Its own parser reads the line, unless it is of the version that its table was written from, or not here."""
     launcher, table = Launcher(LAUNCHER_MODULES[module]), TABLES[module]
-    if installed_minor(table.package) in ("", table.version):
+    if minor_of(installed_version(table.package)) in ("", table.version):
         options, rest = read_options(words, table)
     else:
         options, rest = ask_parser(module, words)

@@ -202,9 +202,14 @@ def _array_variables(written: str | None) -> dict[str, str]:
     ranges = [range(int(part[1]), int(part[2] or part[1]) + 1, int(part[3] or 1)) for part in parts if part]
     if len(ranges) < len(parts) or not all(ranges):
         raise refused(f"--array is {written[:80]!a}", "numbers of tasks, as 0-15, 0-15:4 or 1,3,5-7%2")
-    first = min(tasks[0] for tasks in ranges)
-    described = {"JOB_ID": 1, "TASK_ID": first, "TASK_MIN": first, "TASK_MAX": max(tasks[-1] for tasks in ranges),
-                 "TASK_COUNT": sum(map(len, ranges)), "TASK_STEP": ranges[0].step}  # fmt: skip
+    first, last = min(tasks[0] for tasks in ranges), max(tasks[-1] for tasks in ranges)
+    described = {
+        "JOB_ID": 1,
+        "TASK_ID": first,
+        "TASK_MIN": first,
+        "TASK_MAX": last,
+        "TASK_COUNT": sum(map(len, ranges)),
+    }
     return {f"SLURM_ARRAY_{name}": str(value) for name, value in described.items()}
 
 

@@ -23,7 +23,7 @@ from planner.distribution import NAME
 from planner.errors import PlannerError
 from planner.runtime.child import ROOT, interpreter_words
 from planner.runtime.user_cache import user_cache
-from planner.versions import minor_of
+from planner.versions import installed_version, minor_of
 
 OLDEST_PYTHON = (3, 11)
 """planner's own (pyproject.toml)."""
@@ -69,11 +69,7 @@ class Interpreter:
 
 def this_interpreter() -> Interpreter:
     """That of this process."""
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch = ""
-    return Interpreter(sys.executable, platform.python_version(), torch)
+    return Interpreter(sys.executable, platform.python_version(), installed_version("torch"))
 
 
 def read_interpreter(python: str, *, needs_torch: bool = False) -> Interpreter:

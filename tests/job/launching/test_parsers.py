@@ -22,7 +22,8 @@ from planner.errors import SpecError
 from planner.job.launching import line as launching
 from planner.job.launching.launchers import TABLES, read_options
 from planner.job.launching.line import parse
-from planner.runtime.launcher_parsers import ask_parser, installed_minor
+from planner.runtime.launcher_parsers import ask_parser
+from planner.versions import installed_version, minor_of
 
 TABLE = Path(planner.__file__).parent / "job/launching/parsers.json"
 MODULES = {
@@ -59,7 +60,7 @@ def options_of(module: str) -> dict[str, list[str]]:
 
 def written_table() -> dict[str, Any]:
     return {
-        module: {"package": package, "version": installed_minor(package), **options_of(module)}
+        module: {"package": package, "version": minor_of(installed_version(package)), **options_of(module)}
         for module, package in MODULES.items()
     }
 
@@ -85,7 +86,7 @@ def test_a_launcher_reads_its_line_as_the_table_does(module: str, words: str) ->
 
 
 def test_a_launcher_of_another_version_reads_its_line_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "installed_minor", lambda _: "2.6")
+    monkeypatch.setattr(launching, "installed_version", lambda _: "2.6.0")
 
     found = parse(["torchrun", "--nnode", "2", "--nproc-per-n", "4", "t.py", "--lr", "1"])
 
