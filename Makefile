@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 BESIDE := tests/tracing/running/beside.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan answers test test-fast test-timed test-computed test-clusters test-wheel test-readme soak test-torch torch-versions fuzz cpu-runs clients screenshots opinfo check check-in-turn check-computed test-of-wheel lint bench accuracy programs step-times gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
+.PHONY: help setup plan answers test test-fast test-timed test-computed test-clusters test-wheel test-readme soak test-torch torch-versions fuzz cpu-runs clients screenshots opinfo check check-in-turn test-of-wheel lint bench accuracy programs step-times gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -137,15 +137,12 @@ lint: $(READY) ## style, types, and the house's layers
 
 check: $(READY) ## what CI runs: the tests, some with the wheel, and lint
 	@rm -f $(VENV)/test-*.log
-	@$(MAKE) --no-print-directory --keep-going --jobs 3 ELSEWHERE="$(OF_WHEEL)" check-in-turn check-computed test-of-wheel; code=$$?; \
+	@$(MAKE) --no-print-directory --keep-going --jobs 3 ELSEWHERE="$(OF_WHEEL)" check-in-turn test-computed test-of-wheel; code=$$?; \
 	  grep -E '^(FAILED|ERROR|RERUN) |allowed_skips|^[0-9]+ [a-z]+.* in [0-9.]+s' $(VENV)/test-*.log | cut -c-500; exit $$code
 check-in-turn: $(READY)
 	@$(MAKE) --no-print-directory test-timed; code=$$?; $(MAKE) --no-print-directory test-clusters && exit $$code
 test-of-wheel:  # one after the other: the second is installed from the wheel of the first
-	@$(MAKE) --no-print-directory --keep-going test-wheel test-readme
-check-computed: $(READY)
-	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory test-computed
+	@$(MAKE) --no-print-directory --keep-going test-wheel test-readme lint
 
 bench: $(READY) ## speeds, as ratios within one run
 	$(BIN)/python benchmarks/run.py
