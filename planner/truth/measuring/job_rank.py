@@ -46,7 +46,7 @@ def begin(counters: Counters, written: Mapping[str, Any]) -> JobRank:
 
 
 @contextmanager
-def recorded(recorder: TrainingRecorder, device_type: str, *, by_deepspeed: bool) -> Iterator[None]:
+def recorded(recorder: TrainingRecorder, device_type: str, *, by_deepspeed: bool = False) -> Iterator[None]:
     """Inside, the recorder hears of a program on this type of device. Cyclic garbage is collected where the program
     says so, and after the steps of one that names no phase, so that frees come at the same places in every run."""
     engines: Any = nullcontext()

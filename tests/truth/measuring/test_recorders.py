@@ -85,7 +85,7 @@ def test_a_program_is_heard_to_name_its_phases() -> None:
 def test_of_a_program_that_names_none_forwards_and_backwards_are_its_phases() -> None:
     notes = Notes()
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    with recorded(notes, "cpu", by_deepspeed=False):
+    with recorded(notes, "cpu"):
         optimizer = torch.optim.Adam(model.parameters())
         for _ in range(2):
             for _ in range(2):
