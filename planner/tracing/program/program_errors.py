@@ -7,7 +7,6 @@ import traceback
 from pathlib import Path
 
 from planner.errors import shorten
-from planner.paper import library
 from planner.tracing.program.absent_files import find_absent
 from planner.tracing.program.packages import stand_ins
 from planner.tracing.program.packages.package_table import program_line
@@ -35,6 +34,8 @@ def describe_crash(error: BaseException) -> Crash:
 
 
 def _refused_before() -> str:
+    from planner.paper import library  # it starts the paper GPU, which is there in ranks alone
+
     function = library.load().paper_refused_function().decode()
     return f" (before, it called {function}, which cannot answer without a GPU)" if function else ""
 
