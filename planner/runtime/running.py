@@ -33,6 +33,8 @@ from planner.runtime.walls import Walls
 _RESULT = "result"
 _LOOK_SECONDS = 0.02
 """A process that writes fresh pages as fast as it can takes some tens of MiB between two looks."""
+_ASK_SECONDS = 0.1
+"""A control group is asked so often: the kernel itself holds its limits."""
 _SELDOM = 4
 """A look at each page is not repeated for so many times as long as it took."""
 _READ_BYTES = 1 << 16
@@ -253,6 +255,7 @@ def _watch(
     process: Process, limits: Limits, output: _Output, group: ControlGroup | None, stopped: Callable[[], bool]
 ) -> None:
     deadline, looked = time.monotonic() + limits.seconds, 0.0
+    look_seconds = _LOOK_SECONDS if group is None else _ASK_SECONDS
     with selectors.DefaultSelector() as selector:
         for descriptor in (process.answer, process.errors):
             os.set_blocking(descriptor, False)
@@ -260,7 +263,7 @@ def _watch(
         while process.poll() is None:
             if not selector.get_map():  # both pipes are closed: there is nothing to wait for but its end
                 time.sleep(_LOOK_SECONDS / 10)
-            for key, _ in selector.select(_LOOK_SECONDS) if selector.get_map() else ():
+            for key, _ in selector.select(look_seconds) if selector.get_map() else ():
                 if not output.take(key.fd):
                     selector.unregister(key.fd)
             now = time.monotonic()
@@ -268,7 +271,7 @@ def _watch(
                 raise StoppedError
             if now > deadline:
                 raise LimitExceededError(Limit.SECONDS, limits, limits.seconds)
-            if limits == UNLIMITED or now - looked < _LOOK_SECONDS:
+            if limits == UNLIMITED or now - looked < look_seconds:
                 continue
             looked = now
             if group is not None:

@@ -73,12 +73,6 @@ def test_what_a_trace_depends_on_is_another_trace_and_another_plan(job: Job) -> 
     assert differing(ids(job), ids()) == {"trace", "plan"}
 
 
-def test_a_slice_is_judged_by_the_trace_of_the_whole_gpu() -> None:
-    part = on(gpu=Gpu(name="A100-SXM-80GB:1g.10gb", total_bytes=10 * GIB, arch="sm_80"))
-
-    assert identity.trace_id_of(part, target="sm_80") == identity.trace_id_of(JOB)
-
-
 def test_names_of_a_job_are_no_part_of_its_ids() -> None:
     assert ids(replace(JOB, metadata=Metadata(name="a", team="b", queue="c"))) == ids()
 

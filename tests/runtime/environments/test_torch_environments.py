@@ -102,7 +102,9 @@ def test_uv_is_told_what_planning_needs_and_where_pip_looks_for_packages(
     asked = log.read_text()
     assert "--default-index https://a/simple" in asked
     assert "--index https://b --index https://c" in asked
-    assert "torch==2.8.* transformers>=5.0 numpy peft>=0.17 pyyaml>=6.0 setuptools" in asked
+    assert (
+        "torch==2.8.* transformers>=5.0 numpy nvidia-ml-py>=13 peft>=0.17 bitsandbytes>=0.45 pyyaml>=6.0 setuptools"
+    ) in asked
 
 
 def test_without_uv_it_is_made_by_venv_and_pip(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +150,8 @@ def test_one_that_cannot_be_made_says_how_it_is_made_by_hand(
     assert raised.value.problem == ("the environment of torch 2.8 could not be made: error: there is no network")
     assert raised.value.remedy == (
         f"make it by hand, there: python3 -m venv {folder} && {folder}/bin/pip install"
-        " 'torch==2.8.*' 'transformers>=5.0' numpy 'peft>=0.17' 'pyyaml>=6.0' setuptools"
+        " 'torch==2.8.*' 'transformers>=5.0' numpy 'nvidia-ml-py>=13' 'peft>=0.17' 'bitsandbytes>=0.45' 'pyyaml>=6.0'"
+        " setuptools"
     )
     assert [each.name for each in environments.iterdir()] == [".torch-2.8.lock"]
 
