@@ -24,8 +24,6 @@ class HostCategory(StrEnum):
     """What data loaders have read ahead."""
     CHECKPOINT = "checkpoint"
     """What is read of files that are loaded, and what is gathered when a job saves."""
-    DATASET = "dataset"
-    """What the job says that its data set and its data loader's workers keep."""
     PINNED_CACHE = "pinned_cache"
     """Pinned memory that was given up and that torch keeps."""
     OTHER = "other"
@@ -51,11 +49,4 @@ class HostFree:
     block: int
 
 
-@dataclass(frozen=True, slots=True)
-class BatchTaken:
-    """A micro-batch of tensors of these bytes was taken from the job's data loader: what is read ahead is so large."""
-
-    tensors: tuple[int, ...]
-
-
-HostEvent = HostAlloc | HostFree | BatchTaken | Mark
+HostEvent = HostAlloc | HostFree | Mark

@@ -19,7 +19,7 @@ from planner.job import consistency, foreign_words, hf_config, named_gpus, short
 from planner.job.field_checks import Check
 from planner.job.json_text import canonical_json, file_text, read_json, without_floats
 from planner.job.nodes import Node, below, did_you_mean, node_from_data
-from planner.job.schema import CHECKS, Compile, DataLoader, Gpu, Job, Model, Trainer
+from planner.job.schema import CHECKS, Compile, Gpu, Job, Model, Trainer
 from planner.job.size_limits import LARGEST_YAML, LONGEST_NAME
 from planner.job.spec_keys import OPEN, is_optional, section_in
 from planner.job.yaml_text import read_yaml
@@ -146,8 +146,7 @@ _GONE: Mapping[str, Any] = {
     "train.checkpoint_load.broadcast_from_rank0": False,
     "train.checkpoint_save.pinned": False,
     "train.checkpoint_load.mmap": False,
-    "train.data_loader.worker_bytes": 0,
-    "train.data_loader.prefetch_factor": 2,
+    "train.data_loader": {"workers": 0, "pin_memory": False, "dataset_bytes": 0},
     "parallel.tp.plan": {},
     "model.adapter.load": "layers",
     "model.adapter.upcast": True,
@@ -323,7 +322,6 @@ def _hints(kind: type) -> dict[str, Any]:
 
 _ADDED: Mapping[str, Any] = {
     "trainer": None,
-    "train.data_loader": _plain(DataLoader(), DataLoader),
     "cluster.host_memory": 0,
     "cluster.gpu_fraction": 1.0,
     "cluster.gpu_memory": 0,

@@ -272,18 +272,6 @@ class Recompute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataLoader:
-    """What torch.utils.data.DataLoader is told, as far as the host's memory hinges on it."""
-
-    workers: Annotated[int, whole(0, "processes", 4096)] = 0
-    """Processes of each rank that load data (num_workers), each two batches ahead; 0: the rank loads by itself."""
-    pin_memory: bool = False
-    """Batches are copied into pinned memory."""
-    dataset_bytes: HostBytes = 0
-    """What the data set takes in the rank's own process and its workers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Compile:
     """What runs under torch.compile, and with which of its arguments."""
 
@@ -336,7 +324,6 @@ class Train:
     """Each parameter is updated, and its gradient dropped, as soon as it is accumulated."""
     activation_offload: bool = False
     """What the blocks save for their backward rests on the host (save_on_cpu, pinned)."""
-    data_loader: DataLoader = field(default_factory=DataLoader)
     compile: Compile | None = None
     """What of the step is compiled; null or false: nothing."""
 

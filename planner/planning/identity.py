@@ -13,7 +13,7 @@ from planner.hardware import catalog
 from planner.job import loading
 from planner.job.json_text import canonical_json
 from planner.job.packages import LIBRARIES, libraries_of
-from planner.job.schema import Allocator, DataLoader, Gpu, Job, Metadata
+from planner.job.schema import Allocator, Gpu, Job, Metadata
 from planner.report.statement import Provenance
 from planner.truth.calibration.interval import Calibration
 from planner.versions import installed_version, minor_of
@@ -51,7 +51,6 @@ def traced_part(job: Job) -> Job:
         metadata=Metadata(),
         allocator=Allocator(),
         cluster=replace(job.cluster, gpu=gpu, held_by_others_bytes=0, host_memory=0, gpu_fraction=1.0, gpu_memory=0),
-        train=replace(job.train, data_loader=DataLoader()),
     )
 
 

@@ -11,7 +11,7 @@ from planner.hardware.gpu_records import GpuRecord
 from planner.job.kinds import Kind, kind_of_spec
 from planner.job.launching.line import LaunchLine
 from planner.job.layout import axis_degrees, tokens_of_step
-from planner.job.schema import DataLoader, Gpu, Job, Software
+from planner.job.schema import Gpu, Job, Software
 from planner.planning.identity import installed_torch
 from planner.programs.launching import launch_line
 from planner.runtime.limits import Limits
@@ -64,7 +64,6 @@ class ProgramInputs:
     """What it may use of each GPU; 0: all of it."""
     micro_batches: int = 0
     """Of an iteration, where fewer of them are run."""
-    data_loader: DataLoader = field(default_factory=DataLoader)
 
     @property
     def applied_calibration(self) -> AppliedCorrection:
@@ -102,7 +101,6 @@ def inputs_of_job(job: Job, calibration: Calibration) -> ProgramInputs:
         special_parts=_special_parts(job),
         capacity_bytes=job.cluster.capacity_bytes,
         micro_batches=job.train.gradient_accumulation_steps,
-        data_loader=job.train.data_loader,
     )
 
 

@@ -154,7 +154,6 @@ def state_job_hosts(work: ProgramInputs, ranks: Sequence[RankShare]) -> HostStat
         ranks_per_node=work.line.processes_per_node,
         capacity_bytes=work.host_memory_bytes,
         conf=ranks[0].run.allocator_conf,
-        loader=work.data_loader,
     )
     untried = [
         f"Of {share.named} rank {share.run.rank} was run, and the others are taken to hold on the host what it does:"

@@ -347,7 +347,6 @@ def _device(statement: RankClassStatement, style: Style, *, calibrated: bool) ->
 
 _HOST_NAMES = {
     HostCategory.BATCH: "batches read ahead",
-    HostCategory.DATASET: "data set",
     HostCategory.PINNED_CACHE: "pinned and kept",
 }
 

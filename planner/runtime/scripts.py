@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import re
+import select
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,10 @@ LONGEST_VALUE = 120_000
 """Bytes: Linux starts nothing with a word or a variable of 128 KiB (execve(2), MAX_ARG_STRLEN)."""
 _MOST_TEXT_BYTES = MIB
 """Of a file that the script writes and a command names."""
+_WHOLE = b"\0end"
+"""Ends what a stand-in writes of a call."""
+_BACKGROUND_SECONDS = 2.0
+"""What a script leaves behind when it ends is waited for so long: it may be about to write down a call."""
 _LONGEST_SAID = 200
 _HERE = Path(__file__).parent
 _OWN_VARIABLES = re.compile(r"BASH_\w*|BASH_FUNC_.*|SHLVL|_|PWD|OLDPWD|PLANNER_(?:STAND_INS|GPUS|MOUNTS|PYTHON)")
@@ -253,15 +258,19 @@ def _run_bash(script: Script, variables: Mapping[str, str], root: str, own: Path
         "PLANNER_MOUNTS": "\n".join(path for pair in script.mounts.items() for path in pair),
         "PLANNER_PYTHON": sys.executable,
     }
-    with open(own / ".said", "wb") as said:
+    reading, writing = os.pipe()  # which is at its end when the last of the script's processes is
+    with open(own / ".said", "wb") as said, open(reading, "rb") as alive:
         started = os.fstat(said.fileno()).st_ctime_ns
         try:
             ended = subprocess.run(
-                ["bash", *script.words], cwd=os.path.join(root, script.folder), env=environment,
+                ["bash", *script.words], cwd=os.path.join(root, script.folder), env=environment, pass_fds=(writing,),
                 stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, check=False, timeout=LIMITS.seconds,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise _beyond_limits(script, Limit.SECONDS) from None
+        finally:
+            os.close(writing)
+        select.select([alive], [], [], _BACKGROUND_SECONDS)
     calls = [_call(file, environment, root, str(own)) for file in _in_order(own / ".calls")]
     lines = (own / ".said").read_bytes()[-_MOST_TEXT_BYTES:].decode(errors="replace").strip().splitlines()
     line = own / ".line"
@@ -277,7 +286,7 @@ def _run_bash(script: Script, variables: Mapping[str, str], root: str, own: Path
 
 
 def _in_order(folder: Path) -> list[Path]:
-    files = [file for file in folder.iterdir() if file.name.isdecimal()]
+    files = [file for file in folder.iterdir() if file.name.isdecimal() and file.read_bytes().endswith(_WHOLE)]
     return sorted(files, key=lambda file: (file.stat().st_mtime_ns, int(file.name)))[:_MOST_CALLS]
 
 

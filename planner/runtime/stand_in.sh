@@ -71,6 +71,7 @@ esac
 {
   printf '%s\0' "$(pwd -P)" $# "$name" "$@"
   /usr/bin/env -0
+  printf end
 } > "$PLANNER_STAND_INS/.calls/$$"
 if [ "$name" = sbatch ]; then cat > "$PLANNER_STAND_INS/.calls/$$.given"; fi
 case $plain in

@@ -176,7 +176,10 @@ def _as_started(order: ProgramOrder) -> Iterator[None]:
                 dist.destroy_process_group()
                 absent_peers.forget()
             torch.cuda.set_device(0)
-            torch._C._host_emptyCache()  # pinned memory that torch keeps: the next program takes its own
             sys.argv[:], sys.path[:] = arguments, folders
             gc.set_threshold(*threshold)
             gc.unfreeze()
+            pinned = getattr(torch.cuda, "host_memory_stats", None)  # which torch 2.6 has not
+            if pinned is None or pinned().get("active_bytes.current"):
+                gc.collect()  # a model in a cycle holds pinned tensors, whose blocks the next program would take again
+            torch._C._host_emptyCache()

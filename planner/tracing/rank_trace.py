@@ -26,7 +26,7 @@ from planner.events import (
     Use,
     write_out_repeats,
 )
-from planner.host_events import BatchTaken, HostAlloc, HostCategory, HostEvent, HostFree
+from planner.host_events import HostAlloc, HostCategory, HostEvent, HostFree
 from planner.job.json_text import is_plain_text
 from planner.records import from_plain, to_plain
 from planner.step_work import NO_WORK, WHOLE_DEVICE, Launch, LaunchKind, StepWork, kernel_row, read_work
@@ -164,8 +164,6 @@ def _host_row(event: HostEvent) -> list[Any]:
             return ["a", block, size, category, pinned, count]
         case HostFree(block):
             return ["f", block]
-        case BatchTaken(tensors):
-            return ["b", *tensors]
         case Mark(phase, iteration):
             return ["m", phase.value, iteration]
 
@@ -348,6 +346,5 @@ _HOST_READERS: dict[str, Callable[..., HostEvent]] = {
         _number(block), _number(size), HostCategory(category), _flag(pinned), _number(count)
     ),
     "f": lambda block: HostFree(_number(block)),
-    "b": lambda *tensors: BatchTaken(tuple(map(_number, tensors))),
     "m": _read_mark,
 }

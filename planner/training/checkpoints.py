@@ -34,7 +34,7 @@ from planner.errors import SpecError
 from planner.events import Phase
 from planner.job import schema
 from planner.training import absent_peers
-from planner.training.host import CheckpointFiles
+from planner.training.checkpoint_files import CheckpointFiles
 from planner.training.optimizers import copy_to_meta
 from planner.training.phases import named_phase
 from planner.upstream import torch_releases

@@ -62,9 +62,6 @@ class MicroBatch:
     def target(self) -> Tensor | None:
         return next(iter(self.labels.values()), None)
 
-    def tensors(self) -> list[Tensor]:
-        return [*self.arguments.values(), *self.labels.values()]
-
 
 @dataclass(frozen=True, slots=True)
 class ForwardSignature:

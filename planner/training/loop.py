@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from planner.events import Phase
 from planner.job import schema
-from planner.training import blocks, host, inputs, optimizers
+from planner.training import blocks, inputs, optimizers
 from planner.training.inputs import BatchesOfLengths, Feed, MicroBatch
 from planner.training.loss_functions import Objective
 from planner.training.phases import named_phase
@@ -132,9 +132,7 @@ class Loop:
     def _batch(self, samples: int, loaded: dict[str, Tensor] | None = None) -> MicroBatch:
         own_loss = self.objective.own
         tensors = loaded or inputs.make(self.feed, samples, own_loss=own_loss)
-        batch = inputs.move(tensors, self.feed, self.device, own_loss=own_loss)
-        host.take_batch(batch.tensors())
-        return batch
+        return inputs.move(tensors, self.feed, self.device, own_loss=own_loss)
 
     def _scale_to_one(self, loss: Tensor) -> Tensor:
         steps = self.train.gradient_accumulation_steps

@@ -12,7 +12,6 @@ from planner.allocator.host.statement import HostPeak, HostStatement, NodeStatem
 from planner.events import Phase
 from planner.host_events import HostAlloc, HostEvent
 from planner.job.rank_sets import RankSet
-from planner.job.schema import DataLoader
 
 NodeKind = tuple[RankSet, tuple[tuple[int, int], ...]]
 """Nodes whose local ranks are of the same classes: pairs of a class's place in the list that was given and the number
@@ -60,16 +59,14 @@ _PINNED = (
 )
 
 
-def state_hosts(
-    hosts: Sequence[TracedHost], *, ranks_per_node: int, capacity_bytes: int, conf: str, loader: DataLoader
-) -> HostStatement:
+def state_hosts(hosts: Sequence[TracedHost], *, ranks_per_node: int, capacity_bytes: int, conf: str) -> HostStatement:
     """What every node holds at least; ranks that hold the same are one class.
 
     `capacity_bytes` 0: nobody has said what a node has. `conf` is PYTORCH_ALLOC_CONF; raises AllocatorConfError for
-    wrong settings of pinned memory. `loader` is that of the batches that ranks take.
+    wrong settings of pinned memory.
     """
     rules = PinnedRules.from_conf(conf)
-    timelines = align([replay_host(host.events, loader=loader, rules=rules) for host in hosts])
+    timelines = align([replay_host(host.events, rules) for host in hosts])
     classes: list[tuple[HostTimeline, list[tuple[int, int]]]] = []
     for host, timeline in zip(hosts, timelines, strict=True):
         alike = next((spans for known, spans in classes if known == timeline), None)
@@ -79,9 +76,7 @@ def state_hosts(
             alike += host.ranks.spans
     kinds = node_kinds([RankSet.of(spans) for _, spans in classes], ranks_per_node)
     nodes = [_state_node(kind, [timeline for timeline, _ in classes], ranks_per_node) for kind in kinds]
-    pins = loader.pin_memory or any(
-        isinstance(event, HostAlloc) and event.pinned for host in hosts for event in host.events
-    )
+    pins = any(isinstance(event, HostAlloc) and event.pinned for host in hosts for event in host.events)
     assumed = sorted({f"{sentence[0].upper()}{sentence[1:]}." for host in hosts for sentence in host.assumed})
     return HostStatement(
         capacity_bytes=capacity_bytes,

@@ -1,4 +1,4 @@
-"""Replays what one rank and its data loader do on the host: the highest point of every phase.
+"""Replays what one rank does on the host: the highest point of every phase.
 
 Pinned memory is as torch's CachingHostAllocator takes it: rounded, never split, and kept when it is given up.
 """
@@ -13,15 +13,12 @@ from itertools import accumulate
 
 from planner.errors import AllocatorConfError
 from planner.events import Mark, Phase
-from planner.host_events import BatchTaken, HostAlloc, HostCategory, HostEvent, HostFree
-from planner.job.schema import DataLoader
+from planner.host_events import HostAlloc, HostCategory, HostEvent, HostFree
 from planner.units import MIB
 
 # torch 2.13, ATen/core/CachingHostAllocator.h: `allocate` rounds a request up to a power of two and looks for a free
 # block of that size alone (`get_free_block`); `maybe_cache_block` keeps what is freed. A block is taken again once the
 # copies out of it have passed, which is taken to be so by the next request.
-_PREFETCH_FACTOR = 2
-"""torch's default (2.13, utils/data/dataloader.py)."""
 _ROUND, _CACHE = "pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"
 _RESERVE = "pinned_reserve_segment_size_mb"
 _OPTION = re.compile(rf"({_ROUND}|{_CACHE}|{_RESERVE}):([^,]*)")
@@ -101,13 +98,9 @@ HostTimeline = dict[Moment, Counter[HostCategory]]
 """The bytes that a rank holds at the highest point of each phase of each iteration."""
 
 
-def replay_host(events: Iterable[HostEvent], *, loader: DataLoader, rules: PinnedRules) -> HostTimeline:
-    """What a rank holds at least in each phase.
-
-    `loader` is that of batches that are taken (`BatchTaken`). It begins to read ahead with the first batch that is
-    taken from it; an evaluation has a loader of its own, which ends with it.
-    """
-    rank = _Rank(loader, rules)
+def replay_host(events: Iterable[HostEvent], rules: PinnedRules) -> HostTimeline:
+    """What a rank holds at least in each phase."""
+    rank = _Rank(rules)
     for event in events:
         match event:
             case Mark(phase, iteration):
@@ -116,55 +109,33 @@ def replay_host(events: Iterable[HostEvent], *, loader: DataLoader, rules: Pinne
                 rank.take(number, event)
             case HostFree(number):
                 rank.give_up(number)
-            case BatchTaken(tensors):
-                rank.take_batch(tensors)
     return rank.highest
 
 
 class _Rank:
-    def __init__(self, loader: DataLoader, rules: PinnedRules) -> None:
-        self._loader = loader
+    def __init__(self, rules: PinnedRules) -> None:
         self._pinned = PinnedMemory(rules)
-        self._held = Counter({HostCategory.DATASET: loader.dataset_bytes})
-        self._alive: dict[object, tuple[HostAlloc, int]] = {}
+        self._held: Counter[HostCategory] = Counter()
+        self._alive: dict[int, tuple[HostAlloc, int]] = {}
         """With the bytes of each block as they are taken."""
-        self._loading: dict[bool, list[object]] = {}
-        """What was read ahead, of the training's loader and of the evaluation's (True)."""
         self.highest: HostTimeline = {}
         self.enter(Phase.LOAD, 0)  # whatever is marked later, a process begins with it
 
     def enter(self, phase: Phase, iteration: int) -> None:
         self._moment = phase, iteration
-        if phase is not Phase.EVAL:
-            for key in self._loading.pop(True, ()):
-                self.give_up(key)
         self._look()
 
-    def take(self, key: object, block: HostAlloc) -> None:
+    def take(self, key: int, block: HostAlloc) -> None:
         size = self._pinned.take(block.bytes, block.count) if block.pinned else block.bytes
         self._alive[key] = block, size
         self._held[block.category] += size * block.count
         self._look()
 
-    def give_up(self, key: object) -> None:
+    def give_up(self, key: int) -> None:
         block, size = self._alive.pop(key)
         self._held[block.category] -= size * block.count
         if block.pinned:
             self._pinned.give_up(size, block.count)
-
-    # torch 2.13, utils/data/dataloader.py: `num_workers * prefetch_factor` batches are asked for ahead
-    # (`_MultiProcessingDataLoaderIter.__init__`, `_reset`), and the loop has one more. Workers put them together in
-    # shared memory (utils/data/_utils/collate.py); with `pin_memory` a thread of the rank copies each into pinned
-    # memory (_utils/pin_memory.py).
-    def take_batch(self, tensors: Sequence[int]) -> None:
-        evaluates, loader = self._moment[0] is Phase.EVAL, self._loader
-        if evaluates in self._loading:
-            return
-        batches = loader.workers * _PREFETCH_FACTOR + 1
-        blocks = [HostAlloc(0, size, HostCategory.BATCH, loader.pin_memory, batches) for size in tensors]
-        self._loading[evaluates] = [(evaluates, place) for place in range(len(blocks))]
-        for key, block in zip(self._loading[evaluates], blocks, strict=True):
-            self.take(key, block)
 
     def _look(self) -> None:
         """Whether this is the highest point so far of a phase, which may be marked more than once; of equals the moment

@@ -22,9 +22,8 @@ from torch.utils.data import IterableDataset
 from planner import upstream
 from planner.allocator.host.replay import condense
 from planner.events import Category, Mark, Phase
-from planner.host_events import BatchTaken, HostAlloc, HostCategory, HostEvent, HostFree
+from planner.host_events import HostAlloc, HostCategory, HostEvent, HostFree
 from planner.paper.host_memory import HostBlocks, HostRecord
-from planner.training import host
 
 _MAP_NORESERVE = 0x4000
 """Of Linux; Python's `mmap` does not name it."""
@@ -54,7 +53,6 @@ class HostMemory:
         self._placed: defaultdict[int, list[HostEvent | int]] = defaultdict(list)
         """By the number of records before it; a number is the index of one of the program's moments."""
         self.assumed: list[str] = []
-        self._batch: BatchTaken | None = None
         self._loading = threading.local()
         self._loaders: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         """With workers, by their iterators that have given no batch yet."""
@@ -74,9 +72,6 @@ class HostMemory:
     def pass_moment(self, index: int) -> None:
         """The program's moment of this index is now."""
         self.write(index)
-        if self._batch is not None:
-            self.write(self._batch)
-            self._batch = None
 
     def events(self, phases: Iterable[tuple[int, Phase, int]], until: int | None) -> tuple[HostEvent, ...]:
         """Everything up to the moment of this index. `phases`: at which moments they begin, and their iterations."""
@@ -121,7 +116,7 @@ class HostMemory:
         if not self._blocks.start(SMALLEST_BYTES):
             self.assumed.append("the CPU's allocator is another than torch's own: tensors on the host are not counted")
         try:
-            with upstream.patch_targets("program host memory", wrapped=wrapped), host.listening(self):
+            with upstream.patch_targets("program host memory", wrapped=wrapped):
                 yield
         finally:
             self._blocks.stop()
@@ -133,11 +128,6 @@ class HostMemory:
         self._next += 2
         self.write(HostAlloc(self._next, size, category, pinned, count))
         weakref.finalize(owner, self.write, HostFree(self._next)).atexit = False
-
-    def take_batch(self, tensors: Iterable[Tensor]) -> None:
-        """The program of a spec says what it would take of a data loader (planner.training.host): for the forward that
-        begins next."""
-        self._batch = BatchTaken(tuple(tensor.nbytes for tensor in tensors))
 
     @contextmanager
     def as_if_read(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Measures what real processes hold: steps of two ranks over gloo, batches that a data loader has read ahead.
+"""Measures what real processes hold: steps of two ranks over gloo.
 
 `python tests/planning/host/real_processes.py JOB.json FOLDER` prints one JSON object, in bytes. Ranks are
 forked from this process, which has imported all that they need. Blocks above 1 MiB go back to the system
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import sys
-import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,15 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import fsdp  # noqa: F401  # what the step imports is there before anything is measured
-from torch.utils.data import DataLoader, Dataset
 
 from planner.events import Phase
 from planner.job.loading import load_document
 from planner.training import step
 from planner.training.phases import Phases
-
-WORKERS, PREFETCH, SAMPLES, SAMPLE_ELEMENTS = 2, 2, 16, 131072
-"""A batch of 16 MiB: samples of 1 MiB."""
 
 
 def resident() -> int:
@@ -77,45 +71,11 @@ def train(job: dict[str, Any], rank: int, store: str) -> dict[str, int]:
     return watching.grown
 
 
-class Samples(Dataset[torch.Tensor]):
-    def __len__(self) -> int:
-        return 10_000
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((SAMPLE_ELEMENTS,), index, dtype=torch.int64)
-
-
-def read_ahead() -> dict[str, int]:
-    """The shared memory that the process and its workers hold, mapped or not."""
-    loader = DataLoader(Samples(), batch_size=SAMPLES, num_workers=WORKERS, prefetch_factor=PREFETCH)
-    batches: Any = iter(loader)
-    for _ in range(4):
-        batch = next(batches)
-    while ready_batches(batches) < WORKERS * PREFETCH:  # its caller has a limit of time
-        time.sleep(0.01)
-    workers = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return {"shared": shared_memory("self", *workers), "batch": batch.nbytes}
-
-
-def ready_batches(batches: Any) -> int:
-    """Those that workers have read, in the queue and beyond it (torch/utils/data/dataloader.py,
-    _MultiProcessingDataLoaderIter). A batch lies in shared memory before it is put into the queue."""
-    beyond = sum(len(info) == 2 for info in batches._task_info.values())
-    return int(batches._worker_result_queue.qsize()) + beyond
-
-
-def shared_memory(*processes: str) -> int:
-    """Bytes of the files of shared memory that these processes have open."""
-    opened = [each for process in processes for each in Path(f"/proc/{process}/fd").iterdir() if each.is_symlink()]
-    files = [each.stat() for each in opened if os.readlink(each).startswith("/dev/shm/")]
-    return sum({each.st_ino: each.st_blocks * 512 for each in files}.values())
-
-
 def main(job: dict[str, Any], folder: Path) -> None:
     gc.freeze()  # a collection in a forked process writes to all that this one has: whether one falls into it is chance
     with ProcessPoolExecutor(2, get_context("fork")) as pool:
         ranks = list(pool.map(train, [job] * 2, range(2), [str(folder / "store")] * 2))
-    print(json.dumps({"ranks": ranks, "loader": read_ahead()}))
+    print(json.dumps({"ranks": ranks}))
 
 
 if __name__ == "__main__":

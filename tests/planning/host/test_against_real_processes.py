@@ -15,9 +15,8 @@ from measured_alone import printed_by
 
 from planner.allocator.host.replay import HostTimeline, PinnedRules, replay_host
 from planner.events import Phase
-from planner.host_events import BatchTaken, HostCategory
+from planner.host_events import HostCategory
 from planner.job.loading import load_document
-from planner.job.schema import DataLoader
 from planner.tracing.job_program import trace
 from planner.tracing.program.host_memory import SMALLEST_BYTES
 
@@ -43,7 +42,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def offloaded() -> HostTimeline:
-    return replay_host(trace(load_document(JOB)).host, loader=DataLoader(), rules=NOT_PINNED)
+    return replay_host(trace(load_document(JOB)).host, NOT_PINNED)
 
 
 @pytest.mark.parametrize(
@@ -65,13 +64,6 @@ def test_each_rank_holds_at_least_what_is_said(
     for rank in measured["ranks"]:
         real = rank["load 0" if phase is Phase.FORWARD else f"{phase.value} {iteration}"]
         assert share * real < said < 1.01 * real
-
-
-def test_batches_that_are_read_ahead_are_as_large_as_they_are(measured: dict[str, Any]) -> None:
-    found, loader = measured["loader"], DataLoader(workers=2)
-    held = replay_host([BatchTaken((found["batch"],))], loader=loader, rules=NOT_PINNED)
-
-    assert held[Phase.LOAD, 0] == {HostCategory.BATCH: pytest.approx(found["shared"], rel=0.05)}
 
 
 def test_pinned_blocks_are_those_of_the_same_step_rounded(offloaded: HostTimeline) -> None:

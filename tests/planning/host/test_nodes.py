@@ -12,7 +12,6 @@ from planner.allocator.host.statement import HostPeak, HostStatement, NodeStatem
 from planner.events import Mark, Phase
 from planner.host_events import HostAlloc, HostCategory, HostFree
 from planner.job.rank_sets import RankSet
-from planner.job.schema import DataLoader
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 8))
@@ -43,9 +42,7 @@ def held(block: int, size: int) -> HostAlloc:
 
 
 def state(*hosts: TracedHost, ranks_per_node: int, capacity_bytes: int = 0) -> HostStatement:
-    return state_hosts(
-        hosts, ranks_per_node=ranks_per_node, capacity_bytes=capacity_bytes, conf="", loader=DataLoader()
-    )
+    return state_hosts(hosts, ranks_per_node=ranks_per_node, capacity_bytes=capacity_bytes, conf="")
 
 
 def test_a_node_whose_ranks_differ_is_the_sum_of_its_real_ranks_phase_by_phase() -> None:

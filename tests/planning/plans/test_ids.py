@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from planner.hardware import catalog
-from planner.job.schema import Allocator, Cluster, DataLoader, Decoder, Gpu, Job, Metadata, Model, Train
+from planner.job.schema import Allocator, Cluster, Decoder, Gpu, Job, Metadata, Model, Train
 from planner.planning import identity
 from planner.planning.plan import plan_job
 from planner.planning.trace_source import TraceCache
@@ -36,7 +36,6 @@ UNTRACED = {
     "share": on(gpu_fraction=0.5),
     "others": on(held_by_others_bytes=GIB),
     "GPU": on(gpu=Gpu(name="A100-SXM-40GB", total_bytes=40 * GIB, arch="sm_80")),
-    "data loader": replace(JOB, train=replace(JOB.train, data_loader=DataLoader(dataset_bytes=GIB))),
 }
 
 

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from planner.allocator.host.statement import HostPeak
 from planner.errors import SpecError
+from planner.events import Phase
 from planner.hardware import catalog
+from planner.host_events import HostCategory
 from planner.job.loading import job_on_gpu, load_yaml
 from planner.job.overhead import outside_of
 from planner.job.schema import Job
@@ -104,12 +107,20 @@ def test_a_job_that_does_not_fit_its_slice_is_told_the_slice_that_does(job: Job)
     assert result.plan.advice[0].verdict is not Verdict.EXCEEDS
 
 
+def on_spark(job: Job, host_bytes: int) -> Plan:
+    """The plan of a job that keeps so much on the host of a GB10, too, which has one memory for both."""
+    plan = plan_job(job_on_gpu(job, "GB10-128GB"), Calibration.none()).plan
+    assert plan.host is not None
+    point = HostPeak(phase=Phase.LOAD, iteration=0, bytes=host_bytes)
+    phases = tuple(replace(point, phase=each.phase, iteration=each.iteration) for each in plan.host.fullest.phases)
+    node = replace(plan.host.fullest, peak=point, parts={HostCategory.OTHER: host_bytes}, phases=phases)
+    host = replace(plan.host, nodes=(node,))
+    return replace(plan, host=host, pool=state_pool("GB10-128GB", plan.rank_classes, host, 1))
+
+
 @pytest.fixture(scope="module")
 def large_on_spark(job: Job) -> Plan:
-    """A job that leaves a GB10 some gigabytes: its data set takes them on the host."""
-    loader = replace(job.train.data_loader, dataset_bytes=112 * GIB)
-    spark = job_on_gpu(replace(job, train=replace(job.train, data_loader=loader)), "GB10-128GB")
-    return plan_job(spark, Calibration.none()).plan
+    return on_spark(job, 112 * GIB)
 
 
 def test_what_fits_the_device_and_not_the_pool_is_refused_with_both_shares(large_on_spark: Plan) -> None:
@@ -141,10 +152,7 @@ def test_a_small_job_fits_the_pool_and_other_gpus_have_none(job: Job, plan: Plan
 
 
 def test_a_host_below_its_floor_is_tight(job: Job) -> None:
-    loader = replace(job.train.data_loader, dataset_bytes=104 * GIB)
-    spark = job_on_gpu(replace(job, train=replace(job.train, data_loader=loader)), "GB10-128GB")
-
-    assert plan_job(spark, Calibration.none()).plan.pool_verdict is Verdict.TIGHT
+    assert on_spark(job, 104 * GIB).pool_verdict is Verdict.TIGHT
 
 
 def test_a_pool_of_a_gpu_that_is_described_by_figures_is_not_known(plan: Plan) -> None:

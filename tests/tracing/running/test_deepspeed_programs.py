@@ -10,7 +10,6 @@ from program_runs import Program, Run
 from planner.allocator.host.replay import PinnedRules, replay_host
 from planner.events import Phase
 from planner.host_events import HostCategory
-from planner.job.schema import DataLoader
 from planner.step_work import Launch, LaunchKind
 from planner.tracing.program.rank_orders import RankRun
 from planner.truth.measuring.measurement_lines import most_by_category
@@ -117,7 +116,7 @@ def test_what_an_engine_offloads_lies_on_the_host(run: Run, program: Program, st
     found = run(f"torchrun --nproc-per-node 2 {program(offloaded)}", steps=3).trace
 
     exact = PinnedRules(largest_rounded_bytes=0, largest_kept_bytes=0)
-    on_host = replay_host(found.host, loader=DataLoader(), rules=exact)[Phase.OPTIMIZER_STEP, 2]
+    on_host = replay_host(found.host, exact)[Phase.OPTIMIZER_STEP, 2]
     # Of a rank's half four bytes its master and each of two moments.
     assert on_host[HostCategory.OPTIMIZER_STATE] == 6 * ELEMENTS
     assert most_by_category(found.written_out()).get("optimizer_state", 0) == 0

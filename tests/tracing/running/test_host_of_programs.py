@@ -12,7 +12,6 @@ from planner.allocator.host.replay import HostTimeline, PinnedRules, condense, r
 from planner.errors import SpecError
 from planner.events import Mark, Phase
 from planner.host_events import HostAlloc, HostCategory, HostEvent, HostFree
-from planner.job.schema import DataLoader
 from planner.job.shorthand import read_host_memory
 from planner.tracing.program.rank_orders import RankRun
 from planner.units import GIB, MIB
@@ -54,7 +53,7 @@ for step in range(3):
 
 
 def phases_of(run: RankRun) -> HostTimeline:
-    return replay_host(run.trace.host, loader=DataLoader(), rules=PinnedRules())
+    return replay_host(run.trace.host, PinnedRules())
 
 
 def test_a_model_that_is_built_gathered_saved_and_loaded_on_the_host(run: Run, tmp_path: Path) -> None:

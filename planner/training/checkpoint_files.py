@@ -1,14 +1,14 @@
-"""Host work of a step: what is taken from the data loader, and the files of its checkpoints."""
+"""The files of a step's checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from planner.runtime.child import temporary_folder
 
@@ -47,29 +47,3 @@ class CheckpointFiles:
     def hand_over(self) -> Callable[[], None]:
         """The files stay beyond the end of the context, until what is returned is called."""
         return self._open.pop_all().close
-
-
-class HostListener(Protocol):
-    """Writes down what of the host a run on paper does not see by itself."""
-
-    def take_batch(self, tensors: Iterable[Tensor]) -> None:
-        """A micro-batch of these tensors was taken from the data loader."""
-
-
-_listeners: list[HostListener] = []
-
-
-@contextmanager
-def listening(listener: HostListener) -> Iterator[None]:
-    """Inside, it hears of what is done here."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.remove(listener)
-
-
-def take_batch(tensors: Iterable[Tensor]) -> None:
-    """A micro-batch of these tensors was taken from the data loader."""
-    for listener in _listeners:
-        listener.take_batch(tensors)
