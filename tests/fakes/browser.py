@@ -67,7 +67,7 @@ class Browser:
             except StaleElementReferenceException:
                 pass
             assert time.monotonic() < end, f"{what} is not there after {seconds:g} s; {self.complaints()}"
-            time.sleep(0.05)
+            time.sleep(0.2)  # it shares two cores with what it waits for
 
     def click(self, selector: str) -> None:
         """As soon as nothing moves over it."""

@@ -16,7 +16,7 @@ train: {micro_batch_size: 4, sequence_length: 64, gradient_accumulation_steps: 2
 parallel: {dp_replicate: 2}
 cluster: {nodes: 1, gpus_per_node: 2, gpu: H100-SXM-80GB}
 """
-AXES = "pp=1 tp=1 cp=1 recompute=none,full micro_batch_size=1,2 allocator=default"
+AXES = "pp=1 tp=1 cp=1 recompute=none,full micro_batch_size=2 allocator=default"
 
 
 @pytest.fixture
@@ -28,6 +28,7 @@ def page(tab: Browser) -> Browser:
     tab.run("arguments[0].value = arguments[1]", tab.find("#spec"), SPEC)
     tab.click('nav a[href="#search"]')
     tab.fill("#search-axes", AXES)
+    tab.fill("#search-seconds", "250")
     return tab
 
 
