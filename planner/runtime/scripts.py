@@ -271,7 +271,8 @@ def _run_bash(script: Script, variables: Mapping[str, str], root: str, own: Path
         finally:
             os.close(writing)
         select.select([alive], [], [], _BACKGROUND_SECONDS)
-    calls = [_call(file, environment, root, str(own)) for file in _in_order(own / ".calls")]
+    written = (_call(file, environment, root, str(own)) for file in _in_order(own / ".calls"))
+    calls = [call for call in written if call is not None]
     lines = (own / ".said").read_bytes()[-_MOST_TEXT_BYTES:].decode(errors="replace").strip().splitlines()
     line = own / ".line"
     return ScriptRun(
@@ -286,12 +287,16 @@ def _run_bash(script: Script, variables: Mapping[str, str], root: str, own: Path
 
 
 def _in_order(folder: Path) -> list[Path]:
-    files = [file for file in folder.iterdir() if file.name.isdecimal() and file.read_bytes().endswith(_WHOLE)]
+    files = [file for file in folder.iterdir() if file.name.isdecimal()]
     return sorted(files, key=lambda file: (file.stat().st_mtime_ns, int(file.name)))[:_MOST_CALLS]
 
 
-def _call(file: Path, before: Mapping[str, str], root: str, own: str) -> Call:
-    parts = file.read_bytes().decode(errors="replace").split("\0")
+def _call(file: Path, before: Mapping[str, str], root: str, own: str) -> Call | None:
+    """The call that a stand-in has written down; None where it was ended before it had."""
+    content = file.read_bytes()
+    if not content.endswith(_WHOLE):
+        return None
+    parts = content.decode(errors="replace").split("\0")
     folder, count = parts[0], int(parts[1])
     words = [part.replace(f"{own}/", "") for part in parts[2 : 3 + count]]
     variables = dict(pair.partition("=")[::2] for pair in parts[3 + count :] if "=" in pair)
