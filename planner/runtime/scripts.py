@@ -12,12 +12,13 @@ import json
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from planner.errors import PlannerError, SpecError, shorten
 from planner.runtime import messages, overlay, running
@@ -262,15 +263,24 @@ def _run_bash(script: Script, variables: Mapping[str, str], root: str, own: Path
     with open(own / ".said", "wb") as said, open(reading, "rb") as alive:
         started = os.fstat(said.fileno()).st_ctime_ns
         try:
-            ended = subprocess.run(
-                ["bash", *script.words], cwd=os.path.join(root, script.folder), env=environment, pass_fds=(writing,),
-                stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, check=False, timeout=LIMITS.seconds,
-            )  # fmt: skip
+            bash = subprocess.Popen(
+                ["bash", *script.words],
+                cwd=os.path.join(root, script.folder),
+                env=environment,
+                pass_fds=(writing,),
+                process_group=0,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+            )
+        finally:
+            os.close(writing)
+        try:
+            exit_code = bash.wait(LIMITS.seconds)
         except subprocess.TimeoutExpired:
             raise _beyond_limits(script, Limit.SECONDS) from None
         finally:
-            os.close(writing)
-        select.select([alive], [], [], _BACKGROUND_SECONDS)
+            _end_background(bash, alive)
     written = (_call(file, environment, root, str(own)) for file in _in_order(own / ".calls"))
     calls = [call for call in written if call is not None]
     lines = (own / ".said").read_bytes()[-_MOST_TEXT_BYTES:].decode(errors="replace").strip().splitlines()
@@ -279,11 +289,20 @@ def _run_bash(script: Script, variables: Mapping[str, str], root: str, own: Path
         calls=tuple(calls),
         files=_written_files(calls, root, started),
         root=root,
-        exit_code=ended.returncode,
+        exit_code=exit_code,
         line=line.read_text(encoding="utf-8", errors="replace") if line.is_file() else "",
         said=next((text for text in lines if "syntax error" in text), lines[-1] if lines else ""),
         asks_for_gpus=(own / ".asked").exists(),
     )
+
+
+def _end_background(bash: subprocess.Popen[bytes], alive: IO[bytes]) -> None:
+    """Wait for what a script has left behind, then end it: nothing may write to a folder that is removed."""
+    if not select.select([alive], [], [], _BACKGROUND_SECONDS)[0]:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(bash.pid, signal.SIGKILL)
+        select.select([alive], [], [], _BACKGROUND_SECONDS)
+    bash.wait()
 
 
 def _in_order(folder: Path) -> list[Path]:

@@ -98,7 +98,12 @@ class Order:
         """What a worker may take for a call of it; `trace_seconds` are those of a trace of a spec."""
         if self.program is not None:  # all of its ranks together
             return self.program.limits.seconds + START_SECONDS
-        return trace_seconds + (START_SECONDS if self.spec.runs_apart else 0.0)
+        return job_seconds(self.spec, trace_seconds)
+
+
+def job_seconds(job: Job, trace_seconds: float) -> float:
+    """What a worker may take for a trace of a spec, with the start of the process that runs it."""
+    return trace_seconds + (START_SECONDS if job.runs_apart else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ def service(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
     folder = tmp_path_factory.mktemp("store")
     settings = Settings(
-        database=f"sqlite:///{folder / 'planner.sqlite'}", trace_workers=2, trace_seconds=60.0, programs=True,
+        database=f"sqlite:///{folder / 'planner.sqlite'}", trace_workers=2, trace_seconds=180.0, programs=True,
         factories_as_root=True,
     )  # fmt: skip
     (port,) = free_ports(1)

@@ -67,10 +67,10 @@ def test_a_job_with_trainer_is_planned_checked_searched_and_kept_as_any_other(
     assert (check["verdict"], check["message"].partition(":")[0]) == ("fits", "fine-tune fits")
     drawn = client.get(f"/v1/plans/{first.json()['plan_id']}/timeline")
     assert (drawn.status_code, "is not kept" in drawn.json()["problem"]) == (404, True)
-    asked = {"job": job, "axes": ["micro_batch_size=1,2", "recompute=none", "allocator=default"], "seconds": 300}
+    asked = {"job": job, "axes": ["micro_batch_size=1,2", "recompute=none", "allocator=default"], "seconds": 600}
     search = client.post("/v1/searches", json=asked)
     assert search.status_code in (200, 202), search.text
-    until = time.monotonic() + 300
+    until = time.monotonic() + 600
     while (found := client.get(search.headers["Location"]).json())["state"] in ("pending", "running"):
         assert time.monotonic() < until
         time.sleep(0.5)

@@ -27,7 +27,7 @@ from planner.service.errors import BusyError, WorkerLostError
 from planner.service.history.errors import HistoryUnavailableError
 from planner.service.history.records import CANCELLED, INTERRUPTED, Search, SearchState
 from planner.service.history.store import History
-from planner.service.orders import PlanRefused, scope_search
+from planner.service.orders import PlanRefused, job_seconds, scope_search
 from planner.service.plan_provider import CalibrationInUse
 from planner.service.scheduling.worker_pool import EndedFirstError, Workers, finish_before
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
@@ -54,7 +54,7 @@ class SearchGroups:
         goes on without it. Raises WorkerLostError after the end."""
         job = group.jobs[0]
         work = self._workers.call(
-            "search", group, seconds=len(rank_classes(Mesh.of(job.parallel))) * self._class_seconds,
+            "search", group, seconds=len(rank_classes(Mesh.of(job.parallel))) * job_seconds(job, self._class_seconds),
             torch=self._torches.loaded_for(job.software.torch), behind=True,
         )  # fmt: skip
         try:

@@ -91,6 +91,7 @@ def test_a_file_of_hosts_lies_beside_the_script_or_on_the_cluster(files: dict[st
         ("i=0; while [ $i -lt 3 ]; do i=$((i+1)); done; python t.py $i", "3"),
         ("while [[ $# -gt 0 ]]; do case $1 in --lr) LR=$2; shift 2;; *) shift;; esac; done\npython t.py $LR", "3e-4"),
         ("while true; do nvidia-smi; sleep 60; done &\npython t.py", ""),
+        ("while true; do nvidia-smi; done &\npython t.py", ""),
         ("for x in a b c; do [ $x = b ] && break; done; python t.py $x", "b"),
         # functions, lists and what they keep
         ("run() { local n=$1; python t.py $n; }\nrun 5", "5"),
