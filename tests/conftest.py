@@ -60,6 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup() -> Iterator[None]:
+    gc.collect()
+    gc.freeze()  # a training step collects garbage: it does not look through torch and what earlier tests have made
     yield from _skip_what_torch_lacks()
 
 

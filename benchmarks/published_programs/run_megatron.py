@@ -23,7 +23,7 @@ from typing import Any
 from planner.units import MIB
 
 _ROOT = Path(__file__).parents[2]
-_KERNELS = _ROOT / "tests/tracing/programs/fused_gradients.py"
+_KERNELS = _ROOT / "benchmarks/fused_gradients.py"
 TRUTH = Path(os.environ.get("PLANNER_TRUTH", _ROOT.parent / "shared" / "truth")) / "published.json"
 _SIZES = {"llama3-70b": (8192, 28672, 64, 8), "llama3-405b": (16384, 53248, 128, 16)}
 """Hidden size, that of the feed-forward, heads, groups of heads."""

@@ -48,7 +48,7 @@ _OLD_TORCH = {"24.01": "2.2", "24.10": "2.5"}
 _CONTAINER_ENGINE = {"25.09": "2.7.0"}
 """TransformerEngine of containers that the lock file does not add one to."""
 _FLASH_ATTENTION = "2.7.4"
-_KERNELS = Path(__file__).parents[1] / "programs/fused_gradients.py"
+_KERNELS = Path(__file__).parents[1] / "fused_gradients.py"
 """Of the containers of 2025."""
 _ENGINE = "transformer-engine"
 _OUTSIDE = (_ENGINE, "mamba-ssm", "causal-conv1d")

@@ -35,8 +35,6 @@ KEYS = {
 _CHECKPOINTED = {"none": False, "full": True}
 _USUAL_MICRO_BATCH = 8
 """Of TrainingArguments (transformers 5.23, training_args.py)."""
-_MOST_ITERATIONS = 30
-"""A run is ended then at the latest, though its peak may still rise."""
 _USUAL_STEPS = {"eval_steps": 500, "save_steps": 500}
 """Of TrainingArguments (transformers 5.23, training_args.py; the first is that of logging_steps)."""
 _WITH_THE_SAME_SAMPLES = ("tp", "cp", "sp")
@@ -52,15 +50,15 @@ def uses_deepspeed(job: Job) -> bool:
     return bool(files.arguments.get("deepspeed") or by_accelerate)
 
 
-def evaluates_or_saves_soon(job: Job) -> bool:
-    """Whether a run of the job's first iterations may see an evaluation or a checkpoint."""
+def evaluates_or_saves_within(job: Job, iterations: int) -> bool:
+    """Whether a run of so many first iterations of the job may see an evaluation or a checkpoint."""
     said = (job.trainer or Trainer()).arguments
     strategies = {"eval_steps": said.get("eval_strategy", "no"), "save_steps": said.get("save_strategy", "steps")}
     counts = [said.get(name) or _USUAL_STEPS[name] for name, strategy in strategies.items() if strategy != "no"]
     if counts and "max_steps" in said:
         counts.append(said["max_steps"])  # after the last one it saves
     return bool(said.get("eval_on_start")) or any(
-        isinstance(count, int | float) and 0 < count <= _MOST_ITERATIONS for count in counts
+        isinstance(count, int | float) and 0 < count <= iterations for count in counts
     )
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from planner.job.launching.line import parse
 from planner.job.packages import refuse_missing_packages
 from planner.job.schema import Job
-from planner.job.trainer import accumulation_steps, evaluates_or_saves_soon, micro_batch_size, ranks_with_samples
+from planner.job.trainer import accumulation_steps, evaluates_or_saves_within, micro_batch_size, ranks_with_samples
 from planner.planning.inputs import ProgramInputs, inputs_of
 from planner.programs.launching import trainer_command
 from planner.runtime.walled_program import WalledProgram
 from planner.tracing.isolated import USUAL_ISOLATION, Isolation
+from planner.tracing.program import stopping
 from planner.tracing.program.rank_process import program_limits
 from planner.truth.calibration.interval import Calibration
 
@@ -48,7 +49,7 @@ def program_of(job: Job, folder: Path) -> ProgramInputs:
         replace(cluster.gpu, total_bytes=cluster.capacity_bytes),
         torch=job.software.torch,
         batches=0,  # all are of one size
-        patience_seconds=None if evaluates_or_saves_soon(job) else 0.0,
+        patience_seconds=None if evaluates_or_saves_within(job, stopping.MOST) else 0.0,
         host_memory_bytes=cluster.host_memory,
         job=job,
         tokens=tokens * ranks_with_samples(job) / cluster.ranks,

@@ -19,6 +19,7 @@ from planner.job.sampled_runs import draw_batches
 from planner.job.schema import Job, Lengths
 from planner.paper.native_records import DoesNotFoldError
 from planner.programs.launching import launch_line
+from planner.runtime.garbage_collection import look_at_new_objects
 from planner.tracing.batch_sizes import LARGEST
 from planner.tracing.program import micro_batches
 from planner.tracing.program.assumptions import About
@@ -166,7 +167,7 @@ def _as_started(order: ProgramOrder) -> Iterator[None]:
     variables = rank_variables(order.line, order.rank)
     # What torch keeps of tensors without memory on `cuda` is on the device that was the current one then.
     forget = FakeTensorMode.cache_clear if variables["LOCAL_RANK"] != "0" else lambda: None
-    with mock.patch.dict(os.environ, variables):
+    with mock.patch.dict(os.environ, variables), look_at_new_objects():
         forget()
         try:
             yield
@@ -178,7 +179,6 @@ def _as_started(order: ProgramOrder) -> Iterator[None]:
             torch.cuda.set_device(0)
             sys.argv[:], sys.path[:] = arguments, folders
             gc.set_threshold(*threshold)
-            gc.unfreeze()
             pinned = getattr(torch.cuda, "host_memory_stats", None)  # which torch 2.6 has not
             if pinned is None or pinned().get("active_bytes.current"):
                 gc.collect()  # a model in a cycle holds pinned tensors, whose blocks the next program would take again

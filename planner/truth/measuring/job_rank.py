@@ -17,7 +17,7 @@ from planner.events import Category, Phase
 from planner.job.code_rules import CodeRules
 from planner.records import to_plain
 from planner.roles.whole_training import TrainingRecorder, watch_training
-from planner.runtime.garbage_collection import pause_collection
+from planner.runtime.garbage_collection import look_at_new_objects, pause_collection
 from planner.training import absent_peers
 from planner.training.models import build
 from planner.truth.measuring.host_recorder import HostRecorder
@@ -54,13 +54,9 @@ def recorded(recorder: TrainingRecorder, device_type: str, *, by_deepspeed: bool
         from planner.roles.deepspeed import watch_engines
 
         engines = watch_engines(recorder)
-    gc.freeze()  # what was there before, garbage or not, is not looked at: a collection then takes milliseconds
-    try:
-        with pause_collection(), watch_training(recorder, device_type), engines:
-            recorder.mark(Phase.LOAD, 0)
-            yield
-    finally:
-        gc.unfreeze()
+    with look_at_new_objects(), pause_collection(), watch_training(recorder, device_type), engines:
+        recorder.mark(Phase.LOAD, 0)
+        yield
 
 
 class JobRank:
