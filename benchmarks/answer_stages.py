@@ -48,27 +48,24 @@ def stages(path: Path) -> dict[str, float]:
 
     clock.lap("import transformers")
     from planner.events import Phase
-    from planner.paper.recorder import Recorder
     from planner.report.plan_text import render
     from planner.report.statement import Verdict
     from planner.report.style import Style
     from planner.tracing import job_program  # noqa: F401
+    from planner.training.phases import Phases
 
     clock.lap("import planner")
     paper.prepare()
     clock.lap("register operators")
     forwards: list[float] = []
-    marked = Recorder.mark
 
-    def mark(self: Recorder, phase: Phase, iteration: int) -> None:
+    def note_forward(phase: Phase, _iteration: int) -> None:
         if phase is Phase.FORWARD:
             forwards.append(time.perf_counter())
-        marked(self, phase, iteration)
 
-    Recorder.mark = mark  # type: ignore[method-assign]
     classes = rank_classes(Mesh.of(job.parallel))
-    traces = [traced for rank_class in classes for traced in trace_class(job, rank_class)]
-    Recorder.mark = marked  # type: ignore[method-assign]
+    with Phases(note_forward).heard():
+        traces = [traced for rank_class in classes for traced in trace_class(job, rank_class)]
     clock.lap("build and wrap the model", forwards[0])
     clock.lap("iterations, events")
     found = plan_from_traces(job, traces)

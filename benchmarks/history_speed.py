@@ -91,7 +91,7 @@ def measure(url: str, plans: int = PLANS, repetitions: int = 9) -> Measured:
             "list of 100 plans": lambda: history.plans.newest(100),
             "list of 100 plans of a team": lambda: history.plans.newest(100, team="team-7"),
             "capacity": history.capacity,
-            "active plans, 50": history.active_plans,
+            "active plans, 50": history.jobs.active_plans,
             METRICS: lambda: exposition(history),
             "a plan's JSON": lambda: history.plans.text(plan(plans // 2).plan_id),
             "a plan": lambda: history.plans.get(plan(plans // 2).plan_id),

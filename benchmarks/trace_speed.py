@@ -52,14 +52,14 @@ def under_mem_tracker() -> Callable[[Job], int]:
 
     from planner.events import Phase
     from planner.training import step
-    from planner.training.phases import hear_phases
+    from planner.training.phases import Phases
 
     def run(job: Job) -> int:
         def reset_before_forwards(phase: Phase, _iteration: int) -> None:
             if phase is Phase.FORWARD:
                 tracker.reset_mod_stats()
 
-        with FakeTensorMode(), MemTracker() as tracker, hear_phases(reset_before_forwards):
+        with FakeTensorMode(), MemTracker() as tracker, Phases(reset_before_forwards).heard():
             step.run(job, torch.device("cpu"))
             return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
 
