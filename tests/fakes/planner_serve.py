@@ -113,8 +113,9 @@ class Service:
         """The header that says who asks."""
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
-    def post(self, job: Job, path: str = "/v1/plans", seconds: float = BACK_SECONDS) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=job, timeout=seconds, headers=self.authorization)
+    def post(self, job: Job, path: str = "/v1/plans", seconds: float = BACK_SECONDS, **more: Any) -> httpx.Response:
+        with httpx.Client(headers=self.authorization, timeout=seconds) as client:
+            return client.post(f"{self.url}{path}", json=job, **more)
 
     def send(self, path: str, **sent: Any) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", timeout=BACK_SECONDS, **sent)
@@ -126,10 +127,21 @@ class Service:
         return httpx.put(f"{self.url}{path}", json=body, timeout=BACK_SECONDS, headers=self.authorization)
 
     def begin(self, job: Job) -> Future[httpx.Response]:
-        """A request under way, when this returns: a process traces it."""
-        asked = self._pool.submit(self.post, job)
-        time.sleep(0.5)  # what `ps` calls a process that traces is not to be relied on
-        assert not asked.done(), asked.result().text
+        """A request under way, when this returns: a process traces it.
+
+        The service says so of a second request for the same job, which begins when the first one is sent.
+        """
+        sent = threading.Event()
+
+        def note(event: str, _: Any) -> None:
+            if event == "http11.send_request_body.complete":
+                sent.set()
+
+        asked = self._pool.submit(self.post, job, extensions={"trace": note})
+        asked.add_done_callback(lambda _: sent.set())
+        assert sent.wait(BACK_SECONDS)
+        answer = self.post(job, headers={"Prefer": "respond-async, wait=0"})
+        assert answer.status_code == 202, answer.text
         return asked
 
     def all_at_once(self, jobs: list[Job]) -> list[httpx.Response]:

@@ -92,8 +92,9 @@ def test_one_that_is_mended_is_killed_and_it_is_ready_again(service: Any, new_jo
     service.wait_until_ready(READY_SECONDS)
     print(f"{name}: ready after {time.monotonic() - began:.1f} s")
 
-    answer = asked.result()
-    assert name != "ray::TracingWorker" or answer.status_code == 200, answer.text
+    fault = asked.exception()  # HAProxy takes the connection with it
+    if name == "ray::TracingWorker":
+        assert (fault, asked.result().status_code) == (None, 200), asked.result().text
 
 
 def test_whatever_else_belongs_to_it_is_killed_and_it_goes_on(service: Any) -> None:
