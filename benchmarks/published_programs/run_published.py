@@ -4,13 +4,15 @@
 
 Each option names a checkout (commits: docs/results/accuracy.md), for litgpt the folder that `--litgpt` fills with
 checkpoints without values on its first use; without the option its rows are left out. `--litgpt-clone CLONE` adds the
-QLoRA rows, by the litgpt, lightning and bitsandbytes of their days. The packages of
-benchmarks/clients/requirements.txt are wanted. A row takes 15 to 100 processor seconds, hence outside CI.
+QLoRA rows, by the litgpt, lightning and bitsandbytes of their days. `--fms DIR` runs the QLoRA rows of
+fms-acceleration: the folder is filled with the environments of their days (8 GB) and models without values. The
+packages of benchmarks/clients/requirements.txt are wanted. A row takes 15 to 100 processor seconds, hence outside CI.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import functools
 import json
 import os
@@ -23,7 +25,8 @@ from pathlib import Path
 from planner.units import GIB
 
 _HERE = Path(__file__).parent
-TRUTH = Path(os.environ.get("PLANNER_TRUTH", _HERE.parents[2] / "shared" / "truth")) / "rows-2.json"
+_TRUTH = Path(os.environ.get("PLANNER_TRUTH", _HERE.parents[2] / "shared" / "truth"))
+TRUTH, FMS = _TRUTH / "rows-2.json", _TRUTH / "rows-5" / "fms_acceleration.tsv"
 LONGEST = 699
 """Tokens of the longest sample of peft's runs: unknown, and chosen once for all by two rows (LoRA of rank 32 and
 TinyLoRA), within two of what each would want."""
@@ -44,6 +47,8 @@ class Row:
     what: str = "reserved_bytes"
     ranks: str = "0"
     steps: int = 3
+    environment: Path | None = None
+    """The folder of the row's own Python and launchers."""
 
 
 def peft_rows(clone: Path) -> Iterator[Row]:
@@ -99,12 +104,38 @@ def litgpt_rows(folder: Path, clone: Path | None) -> Iterator[Row]:
         yield Row(f"litgpt, {row['config']}", folder, command, "A10G", published, "allocated_bytes")
 
 
+def fms_rows(folder: Path) -> Iterator[Row]:
+    """QLoRA by bitsandbytes whose figure is known, without the fused kernels of fms-acceleration."""
+    from qlora_materials import ACCELERATE, make_environment, make_model
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "fsdp.yaml").write_text(ACCELERATE, encoding="utf-8")
+    with FMS.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    for row in rows:
+        kind, peak = row["framework_config"], row["mem_peak_torch_mem_alloc_in_bytes"]
+        if kind not in ("baseline-peft-bnb", "accelerated-peft-bnb") or not peak:
+            continue
+        environment = make_environment(folder, Path(row["file"]).name)
+        model = make_model(environment, folder, row["model_name_or_path"])
+        gpus, batch = row["num_gpus"], row["per_device_train_batch_size"]
+        launch = "python" if gpus == "1" else f"accelerate launch --config_file fsdp.yaml --num_processes {gpus}"
+        command = f"{launch} {_HERE / 'qlora_sft.py'} {kind.partition('-')[0]} {batch} {model}"
+        name = f"{row['model_name_or_path']}, {kind}, {gpus} x {batch}"
+        yield Row(
+            name, folder, command, "A100-SXM-80GB", int(peak), "allocated_bytes", steps=5, environment=environment
+        )
+
+
 def run(row: Row) -> int | None:
     """The peak on paper; None, with its last words on standard error, if it stopped."""
-    options = ["--gpu", row.gpu, "--ranks", row.ranks, "--steps", str(row.steps), "--format", "json"]
+    options = ["--gpu", row.gpu, "--ranks", row.ranks, "--steps", str(row.steps)]
+    options += ["--with", "flash-attn"] if row.environment else []
+    path = f"{row.environment}:{os.environ['PATH']}" if row.environment else os.environ["PATH"]
     found = subprocess.run(
-        [sys.executable, "-m", "planner", "run", *options, "--", *row.command.split()],
-        cwd=row.folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(_HERE.parents[1])},
+        [sys.executable, "-m", "planner", "run", *options, "--format", "json", "--", *row.command.split()],
+        cwd=row.folder, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(_HERE.parents[1]), "PATH": path},
     )  # fmt: skip
     if not found.stdout:
         print(f"{row.name}: {found.stderr[-600:]}", file=sys.stderr)
@@ -114,13 +145,19 @@ def run(row: Row) -> int | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Published runs beside their programs on paper")
-    for name in ("peft", "torchtitan", "litgpt", "litgpt-clone"):
+    for name in ("peft", "torchtitan", "litgpt", "litgpt-clone", "fms"):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--only", default="", help="rows whose name has this in it")
     given = parser.parse_args()
     print("| program | published, GiB | on paper | error |\n|---|---:|---:|---:|")
     of_litgpt = functools.partial(litgpt_rows, clone=given.litgpt_clone and given.litgpt_clone.resolve())
-    for folder, rows in ((given.peft, peft_rows), (given.torchtitan, torchtitan_rows), (given.litgpt, of_litgpt)):
+    families = (
+        (given.peft, peft_rows),
+        (given.torchtitan, torchtitan_rows),
+        (given.litgpt, of_litgpt),
+        (given.fms, fms_rows),
+    )
+    for folder, rows in families:
         for row in rows(folder.resolve()) if folder else ():
             if given.only in row.name:
                 peak = run(row)

@@ -75,7 +75,7 @@ def advice_for(job: Job, told: Told, calibration: Calibration | None = None) -> 
 
 def tried(job: Job, calibration: Calibration | None = None, **named: Any) -> Advised:
     plans = PlansHere() if calibration is None else PlansHere(calibration=calibration)
-    return advise(job, plans, widely=False, **named)
+    return advise(job, plans, **{"widely": False, "seconds": float("inf"), **named})
 
 
 def changed(job: Job, change: dict[str, Any]) -> Job:
