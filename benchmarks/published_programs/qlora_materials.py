@@ -65,7 +65,7 @@ mixed_precision: bf16
 def make_environment(folder: Path, figures: str) -> Path:
     """The `bin` of an environment of those figures; made once."""
     place = folder / figures
-    if not place.exists():
+    if not (place / "bin" / "accelerate").exists():
         subprocess.run([sys.executable, "-m", "venv", place], check=True)
         command = [place / "bin" / "python", "-m", "pip", "install", "--quiet"]
         subprocess.run([*command, *_COMMON, *PACKAGES[figures]], check=True)
@@ -75,8 +75,8 @@ def make_environment(folder: Path, figures: str) -> Path:
 def make_model(environment: Path, folder: Path, name: str) -> Path:
     """A folder as the hub has it, whose weights are a file of holes; made once."""
     place = folder / name
-    if not place.exists():
-        place.mkdir(parents=True)
+    if not (place / "model.safetensors").exists():
+        place.mkdir(parents=True, exist_ok=True)
         config = {**MODELS[name], "torch_dtype": "bfloat16"}
         (place / "config.json").write_text(json.dumps(config), encoding="utf-8")
         subprocess.run([environment / "python", __file__, place], check=True)
