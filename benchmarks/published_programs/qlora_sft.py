@@ -16,7 +16,13 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedTokenizerFast, default_data_collator
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    PreTrainedTokenizerFast,
+    default_data_collator,
+)
 from trl import SFTConfig, SFTTrainer
 
 _MOST_TOKENS = 4096
@@ -24,28 +30,8 @@ _PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
 def main(kind: str, batch: int, folder: str) -> None:
-    sharded = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    storage = {"bnb_4bit_quant_storage": torch.bfloat16} if sharded else {}
-    packing = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_compute_dtype=torch.bfloat16,
-        **storage,
-    )
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, torch_dtype=torch.bfloat16, attn_implementation="flash_attention_2", quantization_config=packing
-    )
-    tokens = min(_MOST_TOKENS, model.config.max_position_embeddings)
-    targets = _PROJECTIONS if kind == "baseline" else [*_PROJECTIONS, "c_attn"]
-    adapter = LoraConfig(r=16, lora_alpha=16, lora_dropout=0.1, target_modules=targets, task_type="CAUSAL_LM")
-    if kind == "accelerated":
-        for parameter in model.parameters():
-            parameter.requires_grad = False
-        model.enable_input_require_grads()
-        model.gradient_checkpointing_enable()
-        model, adapter = get_peft_model(model, adapter), None
-
+    tokens = min(_MOST_TOKENS, AutoConfig.from_pretrained(folder).max_position_embeddings)
+    # Before the model, which is loaded for FSDP only where these have begun the process group.
     arguments = SFTConfig(
         "out",
         per_device_train_batch_size=batch,
@@ -62,6 +48,28 @@ def main(kind: str, batch: int, folder: str) -> None:
         dataset_kwargs={"skip_prepare_dataset": True},
         remove_unused_columns=False,
     )
+
+    sharded = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    storage = {"bnb_4bit_quant_storage": torch.bfloat16} if sharded else {}
+    packing = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=torch.bfloat16,
+        **storage,
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, torch_dtype=torch.bfloat16, attn_implementation="flash_attention_2", quantization_config=packing
+    )
+    targets = _PROJECTIONS if kind == "baseline" else [*_PROJECTIONS, "c_attn"]
+    adapter = LoraConfig(r=16, lora_alpha=16, lora_dropout=0.1, target_modules=targets, task_type="CAUSAL_LM")
+    if kind == "accelerated":
+        for parameter in model.parameters():
+            parameter.requires_grad = False
+        model.enable_input_require_grads()
+        model.gradient_checkpointing_enable()
+        model, adapter = get_peft_model(model, adapter), None
+
     words = Tokenizer(models.WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", pad_token="</s>")
     parameters = inspect.signature(SFTTrainer.__init__).parameters
