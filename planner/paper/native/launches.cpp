@@ -53,9 +53,9 @@ const std::unordered_set<std::string> kProducts = {
 
 // What they return is all that they read, or what they write was not read before.
 const std::unordered_set<std::string> kReadRows = {"aten::embedding", "aten::index", "aten::index_select", "aten::gather"};
-const std::unordered_set<std::string> kOverwrite = {"aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_",
-                                                    "aten::uniform_", "aten::random_", "aten::bernoulli_", "aten::_foreach_copy_",
-                                                    "aten::_foreach_zero_"};
+const std::unordered_set<std::string> kWriteAll = {"aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_",
+                                                   "aten::uniform_", "aten::random_", "aten::bernoulli_",
+                                                   "aten::_foreach_copy_", "aten::_foreach_zero_"};
 
 Operator describe_operator(const c10::OperatorName& named) {
   Operator known;
@@ -72,7 +72,7 @@ Operator describe_operator(const c10::OperatorName& named) {
   for (const auto& argument : handle->schema().arguments()) {
     const bool writes = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
     known.written.push_back(writes);
-    known.read.push_back(!writes || !(argument.kwarg_only() || kOverwrite.count(name) > 0));
+    known.read.push_back(!writes || !(argument.kwarg_only() || kWriteAll.count(name) > 0));
   }
   return known;
 }
@@ -119,8 +119,8 @@ int64_t bytes_of(const at::Tensor& tensor) {
   return tensor.has_storage() ? std::min<int64_t>(bytes, static_cast<int64_t>(tensor.storage().nbytes())) : bytes;
 }
 
-// Whether it is one of ours: subclasses come back as what they hold, fakes compute nothing.
-bool is_plain(const at::Tensor& tensor) { return !tensor.key_set().has(c10::DispatchKey::Python); }
+// Subclasses come back as what they hold, fakes compute nothing.
+bool is_of_paper(const at::Tensor& tensor) { return !tensor.key_set().has(c10::DispatchKey::Python); }
 
 // Whether products of float32 may lose bits; torch refuses to say so where a program has set both of its two settings.
 bool allows_tf32() {
@@ -143,7 +143,7 @@ std::unique_ptr<at::ObserverContext> enter_operator(const at::RecordFunction& fu
     const bool reads = index >= op.read.size() || op.read[index], writes = index < op.written.size() && op.written[index];
     const auto take = [&](const at::Tensor& tensor, bool alone) {
       if (!tensor.defined()) return true;
-      if (!is_plain(tensor)) return false;
+      if (!is_of_paper(tensor)) return false;
       if (!tensor.is_cuda()) return true;
       context->on_device = true;
       if (context->dtype < 0) context->dtype = static_cast<int64_t>(tensor.scalar_type());
@@ -175,7 +175,7 @@ void leave_operator(const at::RecordFunction& function, at::ObserverContext* ent
   int64_t shown = 0;
   for (const auto& value : function.outputs()) {
     const auto take = [&](const at::Tensor& tensor) {
-      if (!tensor.defined() || !is_plain(tensor) || !tensor.is_cuda()) return;
+      if (!tensor.defined() || !is_of_paper(tensor) || !tensor.is_cuda()) return;
       context->on_device = true;
       if (context->dtype < 0) context->dtype = static_cast<int64_t>(tensor.scalar_type());
       // What is written in place or into `out=` was counted as an argument.
