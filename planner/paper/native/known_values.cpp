@@ -16,6 +16,8 @@ constexpr size_t kMiB = size_t{1} << 20;
 constexpr size_t kMostIndexBytes = 256 * kMiB, kMostWholeBytes = 64 * kMiB, kMostOtherBytes = kMiB;
 // What operators make: labels and masks of a million tokens; of other numbers boxes and their classes.
 constexpr size_t kMostWholeResultBytes = 16 * kMiB, kMostOtherResultBytes = kMiB / 16;
+// Of a whole storage that is filled with one value, bytes are kept up to this; of a larger one only the value.
+constexpr size_t kMostFilledBytes = kMiB / 16;
 // All together.
 constexpr size_t kMostKeptBytes = 1024 * kMiB;
 // Up to so many known values it is looked whether they are all the same.
@@ -121,6 +123,22 @@ std::optional<Uniform> given_uniform(const at::Tensor& tensor) {
   return given;
 }
 
+size_t most_result_bytes(at::ScalarType dtype) {
+  if (dtype == at::kLong) return kMostIndexBytes;
+  return at::isIntegralType(dtype, /*includeBool=*/true) ? kMostWholeResultBytes : kMostOtherResultBytes;
+}
+
+// The same with all bytes of a storage that is filled with one value, where so many may be kept.
+Contents with_bytes(const at::Tensor& device, Contents of) {
+  if (of.bytes.defined() || !of.uniform || !of.uniform->is_certain) return of;
+  const size_t bytes = device.storage().nbytes();
+  if (bytes > most_result_bytes(of.uniform_dtype)) return of;
+  ComputingOnHost kept;
+  const auto count = static_cast<int64_t>(bytes / c10::elementSize(of.uniform_dtype));
+  of.bytes = empty_on_host({count}, of.uniform_dtype).fill_(of.uniform->value).view(at::kByte);
+  return of;
+}
+
 Contents without_values(const Contents& before) {
   Contents after;
   after.bytes = before.bytes;
@@ -162,10 +180,7 @@ at::Tensor empty_on_host(at::IntArrayRef sizes, at::ScalarType dtype) {
 
 bool is_whole(const at::Tensor& tensor) { return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true); }
 
-bool is_small_enough(const at::Tensor& result) {
-  if (result.scalar_type() == at::kLong) return result.nbytes() <= kMostIndexBytes;
-  return result.nbytes() <= (is_whole(result) ? kMostWholeResultBytes : kMostOtherResultBytes);
-}
+bool is_small_enough(const at::Tensor& result) { return result.nbytes() <= most_result_bytes(result.scalar_type()); }
 
 void remember(const at::Tensor& device, const at::Tensor& host) {
   if (!has_contents(device)) return;
@@ -173,7 +188,7 @@ void remember(const at::Tensor& device, const at::Tensor& host) {
   if (static_cast<size_t>(end) > most_bytes(device)) return forget(device);
   ComputingOnHost kept;
   const bool fills_it = fills_its_storage(device);
-  auto after = fills_it ? Contents{} : without_values(contents_of(device));
+  auto after = fills_it ? Contents{} : without_values(with_bytes(device, contents_of(device)));
   const bool was_known = after.bytes.defined() && !after.is_byte_known.defined();
   const int64_t before = after.bytes.defined() ? after.bytes.numel() : 0;
   if (!was_known || end > before) {
@@ -188,7 +203,8 @@ void remember(const at::Tensor& device, const at::Tensor& host) {
 
 void remember(const at::Tensor& device, const Uniform& uniform) {
   if (!has_contents(device)) return;
-  if (uniform.is_certain && is_small_enough(device)) {
+  const bool only_value = device.nbytes() > kMostFilledBytes && fills_its_storage(device);
+  if (uniform.is_certain && is_small_enough(device) && !only_value) {
     ComputingOnHost filled;
     return remember(device, empty_on_host({}, device.scalar_type()).fill_(uniform.value));
   }
@@ -220,8 +236,9 @@ void remember_draw(const at::Tensor& device, std::vector<int64_t> recipe) {
 
 void forget(const at::Tensor& device) {
   if (known_storages == 0 || !has_contents(device)) return;
-  const auto before = contents_of(device);
-  if (!before.bytes.defined() || fills_its_storage(device)) return forget(device.storage().data());
+  if (fills_its_storage(device)) return forget(device.storage().data());
+  const auto before = with_bytes(device, contents_of(device));
+  if (!before.bytes.defined()) return forget(device.storage().data());
   ComputingOnHost kept;
   auto after = without_values(before);
   const int64_t known = after.bytes.numel();
@@ -238,7 +255,7 @@ void forget(const void* address) {
 std::optional<at::Tensor> on_host(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda()) return tensor;
   if (is_strided(tensor) && tensor.numel() == 0) return empty_on_host(tensor.sizes(), tensor.scalar_type());
-  const auto of = contents_of(tensor);
+  const auto of = with_bytes(tensor, contents_of(tensor));
   if (!of.bytes.defined() || reach(tensor) > of.bytes.numel()) return std::nullopt;
   ComputingOnHost kept;
   if (of.is_byte_known.defined() && !marks_at(of.is_byte_known, tensor).all().item<bool>()) return std::nullopt;

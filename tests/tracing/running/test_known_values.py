@@ -97,6 +97,18 @@ assert scaler.get_scale() == 65536.0
 """
 
 
+def test_what_is_filled_with_one_value_leaves_room_for_others(run: Run, program: Program) -> None:
+    """Of packed weights that begin as zeros there are gigabytes."""
+    filled = """
+import torch
+zeros = [torch.zeros(16 << 20, dtype=torch.uint8, device="cuda") for _ in range(100)]
+assert torch.tensor([5, 7]).cuda().sum().item() == 12
+zeros[3][5] = 2
+assert zeros[3].sum().item() == 2 and zeros[4].sum().item() == 0
+"""
+    assert run(program("filled.py", filled + STEP)).ended.value == "enough steps"
+
+
 def test_predicates_of_unknown_values_say_what_a_healthy_step_has(run: Run, program: Program) -> None:
     assert run(f"python {program(HEALTHY)}").iterations == 3
 
