@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <mutex>
 #include <unordered_map>
 
@@ -16,7 +17,7 @@ constexpr size_t kMiB = size_t{1} << 20;
 constexpr size_t kMostIndexBytes = 256 * kMiB, kMostWholeBytes = 64 * kMiB, kMostOtherBytes = kMiB;
 // What operators make: labels and masks of a million tokens; of other numbers boxes and their classes.
 constexpr size_t kMostWholeResultBytes = 16 * kMiB, kMostOtherResultBytes = kMiB / 16;
-// Of a whole storage that is filled with one value, bytes are kept up to this; of a larger one only the value.
+// Of a storage of whole numbers that are all the same, bytes are kept up to this; of a larger one only the value.
 constexpr size_t kMostFilledBytes = kMiB / 16;
 // All together.
 constexpr size_t kMostKeptBytes = 1024 * kMiB;
@@ -128,15 +129,37 @@ size_t most_result_bytes(at::ScalarType dtype) {
   return at::isIntegralType(dtype, /*includeBool=*/true) ? kMostWholeResultBytes : kMostOtherResultBytes;
 }
 
+at::Tensor filled_on_host(const at::Tensor& like, const at::Scalar& value) {
+  ComputingOnHost kept;
+  return empty_on_host({}, like.scalar_type()).fill_(value).expand(like.sizes());
+}
+
+bool fits_in_bytes(const at::Tensor& device, const Contents& of) {
+  return !of.bytes.defined() && of.uniform && of.uniform->is_certain &&
+         device.storage().nbytes() <= most_result_bytes(of.uniform_dtype);
+}
+
 // The same with all bytes of a storage that is filled with one value, where so many may be kept.
 Contents with_bytes(const at::Tensor& device, Contents of) {
-  if (of.bytes.defined() || !of.uniform || !of.uniform->is_certain) return of;
-  const size_t bytes = device.storage().nbytes();
-  if (bytes > most_result_bytes(of.uniform_dtype)) return of;
+  if (!fits_in_bytes(device, of)) return of;
   ComputingOnHost kept;
-  const auto count = static_cast<int64_t>(bytes / c10::elementSize(of.uniform_dtype));
+  const auto count = static_cast<int64_t>(device.storage().nbytes() / c10::elementSize(of.uniform_dtype));
   of.bytes = empty_on_host({count}, of.uniform_dtype).fill_(of.uniform->value).view(at::kByte);
   return of;
+}
+
+// The value that all whole numbers of the host tensor are, where the device keeps nothing else of them.
+std::optional<at::Scalar> only_value(const at::Tensor& device, const at::Tensor& host) {
+  const bool is_large = device.nbytes() > kMostFilledBytes && fills_its_storage(device);
+  if (!is_large || !is_whole(device) || !is_small_enough(device)) return std::nullopt;
+  if (host.numel() != 1) {
+    if (!host.is_contiguous()) return std::nullopt;
+    const auto* bytes = static_cast<const char*>(host.const_data_ptr());
+    const size_t width = host.element_size();
+    if (std::memcmp(bytes, bytes + width, host.nbytes() - width) != 0) return std::nullopt;
+  }
+  ComputingOnHost read;
+  return host.flatten()[0].item();
 }
 
 Contents without_values(const Contents& before) {
@@ -151,6 +174,20 @@ void set_whole(const at::Tensor& device, Contents after) {
   if (!has_contents(device)) return;
   if (!fills_its_storage(device)) return forget(device);
   set_contents(device.storage().data(), std::move(after));
+}
+
+void remember_value(const at::Tensor& device, const Uniform& uniform) {
+  Contents after;
+  after.uniform = uniform;
+  after.uniform_dtype = device.scalar_type();
+  if (device.scalar_type() == at::kBool) {
+    after.uniform->value = uniform.value.toBool();
+  } else if (is_whole(device)) {
+    after.uniform->value = uniform.value.toLong();
+  } else if (device.is_floating_point()) {
+    after.uniform->value = uniform.value.toDouble();
+  }
+  set_whole(device, std::move(after));
 }
 
 // All above those of backends, but for views that are conjugate or negative.
@@ -186,6 +223,7 @@ void remember(const at::Tensor& device, const at::Tensor& host) {
   if (!has_contents(device)) return;
   const int64_t end = reach(device);
   if (static_cast<size_t>(end) > most_bytes(device)) return forget(device);
+  if (const auto value = only_value(device, host)) return remember_value(device, {*value, /*is_certain=*/true});
   ComputingOnHost kept;
   const bool fills_it = fills_its_storage(device);
   auto after = fills_it ? Contents{} : without_values(with_bytes(device, contents_of(device)));
@@ -203,22 +241,9 @@ void remember(const at::Tensor& device, const at::Tensor& host) {
 
 void remember(const at::Tensor& device, const Uniform& uniform) {
   if (!has_contents(device)) return;
-  const bool only_value = device.nbytes() > kMostFilledBytes && fills_its_storage(device);
-  if (uniform.is_certain && is_small_enough(device) && !only_value) {
-    ComputingOnHost filled;
-    return remember(device, empty_on_host({}, device.scalar_type()).fill_(uniform.value));
-  }
-  Contents after;
-  after.uniform = uniform;
-  after.uniform_dtype = device.scalar_type();
-  if (device.scalar_type() == at::kBool) {
-    after.uniform->value = uniform.value.toBool();
-  } else if (is_whole(device)) {
-    after.uniform->value = uniform.value.toLong();
-  } else if (device.is_floating_point()) {
-    after.uniform->value = uniform.value.toDouble();
-  }
-  set_whole(device, std::move(after));
+  if (!uniform.is_certain || !is_small_enough(device)) return remember_value(device, uniform);
+  ComputingOnHost filled;
+  remember(device, empty_on_host({}, device.scalar_type()).fill_(uniform.value));
 }
 
 void remember_unkept(const at::Tensor& device) {
@@ -255,7 +280,11 @@ void forget(const void* address) {
 std::optional<at::Tensor> on_host(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda()) return tensor;
   if (is_strided(tensor) && tensor.numel() == 0) return empty_on_host(tensor.sizes(), tensor.scalar_type());
-  const auto of = with_bytes(tensor, contents_of(tensor));
+  auto of = contents_of(tensor);
+  if (fits_in_bytes(tensor, of)) {
+    if (const auto given = given_uniform(tensor)) return filled_on_host(tensor, given->value);
+    of = with_bytes(tensor, std::move(of));
+  }
   if (!of.bytes.defined() || reach(tensor) > of.bytes.numel()) return std::nullopt;
   ComputingOnHost kept;
   if (of.is_byte_known.defined() && !marks_at(of.is_byte_known, tensor).all().item<bool>()) return std::nullopt;
@@ -277,9 +306,7 @@ std::optional<at::Tensor> constant(const at::Tensor& tensor) {
   if (const auto value = on_host(tensor)) return value;
   const auto given = given_uniform(tensor);
   if (!given || !given->is_certain) return std::nullopt;
-  ComputingOnHost kept;
-  const at::Tensor filled = empty_on_host({}, tensor.scalar_type());
-  return filled.fill_(given->value).expand(tensor.sizes());
+  return filled_on_host(tensor, given->value);
 }
 
 std::optional<std::vector<int64_t>> known_draw(const at::Tensor& device) {
