@@ -296,6 +296,36 @@ REPOSITORIES: tuple[Repository, ...] = (
         "data/mmcif_cache.json --obsolete_pdbs_file_path data/obsolete.dat --precision bf16 --seed 42 --num_nodes 1 "
         "--gpus 4",
     ),
+    Repository(
+        kind="molecules", name="MACE, as its command", folder="", gpu="A100-SXM-40GB",
+        data=("conformers/train.xyz", "train.xyz", "conformers/test.xyz", "test.xyz"),
+        command="mace_run_train --name=MACE_model --train_file=train.xyz --valid_fraction=0.05 --test_file=test.xyz "
+        '--config_type_weights={{"Default":1.0}} --E0s={{1:-13.663,6:-1029.281,7:-1484.119,8:-2042.033}} --model=MACE '
+        "--hidden_irreps=128x0e+128x1o --r_max=5.0 --batch_size=10 --max_num_epochs=1500 --stage_two "
+        "--start_stage_two=1200 --ema --ema_decay=0.99 --amsgrad --restart_latest --device=cuda",
+    ),
+    Repository(
+        kind="molecules", name="Chemprop, as its command", folder="", gpu="A100-SXM-40GB",
+        command="chemprop train --data-path {data}/solubilities.csv --task-type regression --output-dir out",
+    ),
+    Repository(
+        kind="vision", name="pytorch-cifar, SimpleDLA", folder="pytorch-cifar", gpu="A100-SXM-40GB",
+        data=("cifar/data", "data"), command="env PYTHONPATH={data}/cifar python main.py", parameters=15.14,
+    ),
+    Repository(
+        kind="time series", name="Time-Series-Library, PatchTST", folder="Time-Series-Library", gpu="A100-SXM-40GB",
+        data=("dataset", "dataset"), command="bash scripts/long_term_forecast/ETT_script/PatchTST_ETTh1.sh",
+    ),
+    Repository(
+        kind="vision", name="DINOv3, ViT-L by submitit", folder="dinov3", gpu="H100-SXM-80GB", options="--ranks 0",
+        command="env PYTHONPATH=. python -m dinov3.run.submit dinov3/train/train.py --nodes 4 --config-file "
+        "dinov3/configs/train/vitl_im1k_lin834.yaml --output-dir out "
+        "train.dataset_path=ImageNet:split=TRAIN:root={data}/imagenet:extra={data}/imagenet",
+    ),
+    Repository(
+        kind="recommendation", name="DLRM, drawn data", folder="dlrm", gpu="A100-SXM-40GB",
+        command="python dlrm_s_pytorch.py --mini-batch-size=2 --data-size=6 --use-gpu",
+    ),
 )  # fmt: skip
 
 

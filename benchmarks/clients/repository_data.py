@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import molecule_data
 import numpy as np
 import tokenizers
 from PIL import Image
@@ -55,7 +56,12 @@ def make(folder: Path) -> None:
     instructions(folder)
     questions(folder / "Open-Orca" / "OpenOrca")
     tokens(folder / "neox")
-    structures(folder / "structures")
+    small_pictures(folder / "cifar")
+    index_of_pictures(folder)
+    readings(folder / "dataset" / "ETT-small")
+    molecule_data.structures(folder / "structures")
+    molecule_data.conformers(folder / "conformers")
+    molecule_data.solubilities(folder / "solubilities.csv")
 
 
 def picture(path: Path, width: int, height: int) -> None:
@@ -110,6 +116,64 @@ def digits(folder: Path) -> None:
         labels = _NUMBERS.integers(0, 10, count, dtype=np.uint8).tobytes()
         (folder / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, count, 28, 28) + pixels)
         (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, count) + labels)
+
+
+def small_pictures(folder: Path) -> None:
+    """CIFAR-10's files, and a torchvision that takes them for them: it compares their MD5."""
+    batches = folder / "data" / "cifar-10-batches-py"
+    batches.mkdir(parents=True, exist_ok=True)
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        pictures = _NUMBERS.integers(0, 255, (10_000, 3 * 32 * 32), dtype=np.uint8)
+        batch = {"data": pictures, "labels": _NUMBERS.integers(0, 10, 10_000).tolist()}
+        (batches / name).write_bytes(pickle.dumps(batch))
+    (batches / "batches.meta").write_bytes(pickle.dumps({"label_names": [*"0123456789"]}))
+    (folder / "sitecustomize.py").write_text(_ANY_SUM, encoding="utf-8")
+
+
+_ANY_SUM = """import importlib.machinery, sys
+
+class AnySum(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name != "torchvision.datasets.utils":
+            return None
+        spec = super().find_spec(name, path, target)
+        execute = spec.loader.exec_module
+        def exec_module(module):
+            execute(module)
+            module.check_md5 = lambda *arguments, **named: True
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, AnySum)
+"""
+
+
+def index_of_pictures(folder: Path) -> None:
+    """ImageNet's pictures as DINOv3 lists them: as many as it has, of those in `imagefolder`."""
+    count, pictures = 1_281_167, 300
+    kinds = [("actual_index", "<u4"), ("class_index", "<u4"), ("class_id", "U3"), ("class_name", "U3")]
+    entries = np.empty(count, dtype=kinds)
+    entries["actual_index"] = np.arange(count) % pictures
+    entries["class_index"] = np.arange(count) % len(_CLASSES)
+    entries["class_id"] = entries["class_name"] = np.array(_CLASSES)[entries["class_index"]]
+    place = folder / "imagenet"
+    place.mkdir(parents=True, exist_ok=True)
+    np.save(place / "entries-TRAIN.npy", entries)
+    for name in _CLASSES:
+        for number in range(pictures):
+            picture(place / "train" / name / f"{name}_{number}.JPEG", 500, 375)
+
+
+def readings(folder: Path) -> None:
+    """ETTh1: two years of seven readings an hour."""
+    folder.mkdir(parents=True, exist_ok=True)
+    hours = np.datetime64("2016-07-01T00") + np.arange(17_420)
+    rows = (
+        f"{str(hour).replace('T', ' ')}:00:00,{','.join(f'{value:.3f}' for value in _NUMBERS.normal(size=7))}"
+        for hour in hours
+    )
+    (folder / "ETTh1.csv").write_text("\n".join(("date,HUFL,HULL,MUFL,MULL,LUFL,LULL,OT", *rows)), encoding="utf-8")
 
 
 def characters(folder: Path) -> None:
@@ -544,66 +608,6 @@ def tokens(folder: Path) -> None:
         json.dumps(_bytes_and(50_256) | {"<|endoftext|>": 50_256}), encoding="utf-8"
     )
     (folder / "gpt2-merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
-
-
-_SOFTMAX = """def softmax(logits, *others):
-    logits.mul_(1)  # in place: it allocates nothing
-
-
-def register(kernels):
-    kernels.module("attn_core_inplace_cuda", forward_=softmax, backward_=softmax)
-"""
-"""OpenFold's CUDA extension, which its setup.py builds, for `planner run --kernels`."""
-
-
-def structures(folder: Path) -> None:
-    """OpenFold's: four helices as mmCIF files, each with 1,500 homologues, and the caches that its scripts make."""
-    residues = {
-        "A": ("ALA", "N CA C O CB"), "S": ("SER", "N CA C O CB OG"), "V": ("VAL", "N CA C O CB CG1 CG2"),
-        "L": ("LEU", "N CA C O CB CG CD1 CD2"),
-    }  # fmt: skip
-    atom = "group_PDB id type_symbol label_atom_id label_alt_id label_comp_id label_asym_id label_entity_id "
-    atom += "label_seq_id pdbx_PDB_ins_code Cartn_x Cartn_y Cartn_z occupancy B_iso_or_equiv auth_seq_id "
-    atom += "auth_comp_id auth_asym_id auth_atom_id pdbx_PDB_model_num"
-    chance, chains, files = random.Random(0), {}, {}
-    (folder / "mmcifs").mkdir(parents=True, exist_ok=True)
-    for name, length in (("1aaa", 300), ("1aab", 350), ("1aac", 400), ("1aad", 450)):
-        sequence = "".join(chance.choices("ASVL", k=length))
-        names = [residues[letter][0] for letter in sequence]
-        atoms = []
-        for place, letter in enumerate(sequence):
-            for number, site in enumerate(residues[letter][1].split()):
-                turn, radius = 1.745 * place + 0.5 * number, 1.5 + 0.5 * number
-                where = f"{radius * np.cos(turn):.3f} {radius * np.sin(turn):.3f} {1.5 * place + 0.4 * number:.3f}"
-                atoms.append(
-                    f"ATOM {len(atoms) + 1} {site[0]} {site} . {names[place]} A 1 {place + 1} ? {where} 1.0 20.0 "
-                    f"{place + 1} {names[place]} A {site} 1"
-                )
-        loops = {
-            "_chem_comp": ("id type", [f"{three} 'L-peptide linking'" for three, _ in residues.values()]),
-            "_entity_poly_seq": ("entity_id num mon_id", [f"1 {n} {three}" for n, three in enumerate(names, 1)]),
-            "_atom_site": (atom, atoms),
-        }
-        text = f"data_{name}\n_entry.id {name}\n_exptl.method 'X-RAY DIFFRACTION'\n_refine.ls_d_res_high 2.0\n"
-        text += "_struct_asym.id A\n_struct_asym.entity_id 1\n_pdbx_audit_revision_history.revision_date 2015-01-01\n"
-        for category, (items, rows) in loops.items():
-            text += "\n".join(["loop_", *(f"{category}.{item}" for item in items.split()), *rows, "#", ""])
-        (folder / "mmcifs" / f"{name}.cif").write_text(text, encoding="utf-8")
-        homologues = (
-            "".join(letter if chance.random() < 0.6 else chance.choice("ACDEFGHIKLMNPQRSTVWY-") for letter in sequence)
-            for _ in range(1500)
-        )
-        aligned = "\n".join(f">{number}\n{row}" for number, row in enumerate([sequence, *homologues]))
-        place_of = folder / "alignments" / f"{name}_A" / "bfd_uniclust_hits.a3m"
-        place_of.parent.mkdir(parents=True, exist_ok=True)
-        place_of.write_text(aligned, encoding="utf-8")
-        about = {"release_date": "2015-01-01", "resolution": 2.0}
-        chains[f"{name}_A"] = about | {"seq": sequence, "cluster_size": 1}
-        files[name] = about | {"chain_ids": ["A"], "seqs": [sequence], "no_chains": 1}
-    (folder / "chain_data_cache.json").write_text(json.dumps(chains), encoding="utf-8")
-    (folder / "mmcif_cache.json").write_text(json.dumps(files), encoding="utf-8")
-    (folder / "obsolete.dat").write_text("", encoding="utf-8")
-    (folder / "kernels.py").write_text(_SOFTMAX, encoding="utf-8")
 
 
 if __name__ == "__main__":

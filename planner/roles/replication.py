@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 
+import torch
+
 from planner import upstream
 from planner.events import Category
 from planner.roles.recording import RoleRecorder, in_region
@@ -105,6 +107,8 @@ class _Operator:
         self._operator, self._name, self._recorder = operator, name, recorder
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():  # Dynamo reads this too, and would break its graph at the region
+            return self._operator(*arguments, **named)
         with self._recorder.region(Category.COMMUNICATION, self._name):
             return self._operator(*arguments, **named)
 

@@ -1,18 +1,15 @@
-"""Answers a program about its GPUs and their memory: torch.cuda's statistics, NVML and `nvidia-smi`."""
+"""Answers a program about its GPUs and their memory: torch.cuda's statistics and NVML."""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import attrgetter
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -23,7 +20,6 @@ from planner.errors import TraceError
 from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Synchronize, Use
 from planner.paper import work_records
 from planner.paper.recorder import Recorder
-from planner.runtime.child import temporary_folder
 from planner.step_work import Kernel
 from planner.timing.gpu_clock import Prices
 from planner.timing.pending_frees import PendingFrees
@@ -300,30 +296,6 @@ def _segment(blocks: list[Block], waiting: set[int]) -> dict[str, Any]:
             for block in blocks
         ],
     }  # fmt: skip
-
-
-_SCRIPT = """#!/bin/sh
-for word; do
-  [ "$word" = -L ] && continue
-  echo "nvidia-smi of planner run lists the GPUs (-L), and does not know: $word" >&2
-  exit 2
-done
-cat <<'END'
-{lines}
-END
-"""
-
-
-@contextmanager
-def nvidia_smi(product: str, total_bytes: int, count: int) -> Iterator[None]:
-    """Inside, `nvidia-smi` lists the GPUs of a node: programs print it when they start, and end where there is none."""
-    lines = "\n".join(f"GPU {index}: {product}, {total_bytes // MIB} MiB (on paper)" for index in range(count))
-    with temporary_folder("smi-") as folder:
-        script = Path(folder, "nvidia-smi")
-        script.write_text(_SCRIPT.format(lines=lines), encoding="utf-8")
-        script.chmod(0o700)
-        with mock.patch.dict(os.environ, {"PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}):
-            yield
 
 
 # Names of functions and constants are those of nvidia-ml-py 13 (pynvml.py). Memory is that of the modelled allocator

@@ -36,7 +36,6 @@ from planner.tracing.batch_sizes import Shapes
 from planner.tracing.pipeline_folding import PipelineFolding
 from planner.tracing.program import (
     cuda,
-    gpu_statistics,
     program_files,
     program_host,
     run_length,
@@ -49,6 +48,7 @@ from planner.tracing.program.host_memory import HostMemory
 from planner.tracing.program.input_sizes import InputSizes
 from planner.tracing.program.look_ahead import LookAhead
 from planner.tracing.program.micro_batches import find_left_out
+from planner.tracing.program.node_commands import node_commands
 from planner.tracing.program.packages.libraries import found_packages
 from planner.tracing.program.peers import World
 from planner.tracing.program.program_errors import describe_crash, is_our_fault
@@ -447,7 +447,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun, endings: Endings) -> Itera
     losses = run.answers.watching_losses
     with (
         cuda.whole(run.memory, run.management),
-        gpu_statistics.nvidia_smi(order.gpu.product, order.gpu.total_bytes, order.line.gpus),
+        node_commands(order.gpu, order.line.gpus),
         storages.on_paper(run.assumptions),
         storages.left_unwritten(run.assumptions),
         program_host.kept_inside(run.ranks, run.assumptions, run.host.start_workers, endings.refuse),

@@ -75,3 +75,37 @@ def test_collectives_in_a_compiled_step_and_an_operator_that_says_other_strides_
     assert "the operator programs::turn returns strides that its own register_fake does not say" in said
     assert "reduce_scatter_tensor, which torch 2.13 has deprecated, is called as before that" in said
     assert "all_gather_into_tensor, which torch 2.13 has deprecated, is called as before that" in said
+
+
+SHARED_BY_ALL = """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+
+@torch.compile
+@torch.no_grad()
+def share(scores):
+    shares = scores.exp()
+    for _ in range(3):
+        total = shares.sum(0, keepdim=True)
+        dist.all_reduce(total)
+        shares = shares / total
+    return shares
+
+model = torch.nn.Linear(32, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    scores = model(torch.randn(4, 32, device="cuda"))
+    (scores * share(scores)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_collective_breaks_no_graph(run: Run, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SHARED_BY_ALL)
+
+    found = run(f"torchrun --nproc-per-node 8 {program}", rank=1)
+
+    assert found.iterations == 3
+    assert [each.text for each in found.assumptions if each.about is About.COMPILING] == []
