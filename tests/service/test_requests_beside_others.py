@@ -13,6 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from planner.report.statement import Plan
+from planner.runtime import running
 from planner.service.history.store import History
 from planner.service.http import bodies, body_readers, limits, operations, plans
 from planner.service.http.dependencies import MOST_WAITING
@@ -309,12 +310,28 @@ def test_no_body_is_read_on_the_event_loop(
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("it is read on the event loop")
 
-    client = asgi()
-    expected = client.request(method, path, content=body, headers={"Content-Type": "application/json"})
+    expected = asgi().request(method, path, content=body, headers={"Content-Type": "application/json"})
     monkeypatch.setattr(body_readers, "read_json", never)
-    answer = client.request(method, path, content=body, headers={"Content-Type": "application/json"})
+    answer = asgi().request(method, path, content=body, headers={"Content-Type": "application/json"})
 
     assert (answer.status_code, answer.status_code < 500) == (expected.status_code, True)
+
+
+def test_a_job_that_was_read_is_not_read_again(asgi: Asgi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hooks send one spec again and again, and each process that reads one takes 25 ms."""
+    read: list[bytes] = []
+    real = running.call
+
+    def count(function: str, body: bytes, *arguments: Any, **named: Any) -> Any:
+        read.append(body)
+        return real(function, body, *arguments, **named)
+
+    monkeypatch.setattr(running, "call", count)
+    client, other = asgi(), {**EXAMPLE_JOB, "metadata": {"name": "other"}}
+    answers = [client.post(path, json=job) for job in (EXAMPLE_JOB, other) for path in ("/v1/plans", "/v1/checks") * 2]
+
+    assert {answer.status_code for answer in answers} == {200}
+    assert [json.loads(body) for body in read] == [EXAMPLE_JOB, other]
 
 
 def test_hundreds_of_small_bodies_are_read_in_turn_and_none_is_refused(

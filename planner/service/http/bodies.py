@@ -142,8 +142,15 @@ async def receive_job(request: Request) -> Job:
 
     Raises SpecError for a job that is none, RequestError for a body that cannot be read.
     """
-    content = await receive_content(request, JSON, *YAML_TYPES)
-    return await read_body(get_dependencies(request), read_job, content, media_type(request))
+    content, kind = await receive_content(request, JSON, *YAML_TYPES), media_type(request)
+    dependencies = get_dependencies(request)
+    is_kept = kind == JSON and len(content) <= SMALL
+    if is_kept and (known := dependencies.jobs_read.get(content)) is not None:
+        return known
+    job = await read_body(dependencies, read_job, content, kind)
+    if is_kept:
+        dependencies.jobs_read.keep(content, job)
+    return job
 
 
 async def receive_object(request: Request) -> dict[str, Any]:

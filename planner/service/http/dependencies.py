@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from planner.service.history.counters import Counters
 from planner.service.history.store import History
-from planner.service.http.limits import READS, LatestFinding, Turns
+from planner.service.http.limits import READS, JobsRead, LatestFinding, Turns
 from planner.service.http.problems import RequestError
 from planner.service.plan_provider import PlanProvider
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
@@ -43,6 +43,7 @@ class Dependencies:
     """Large bodies that are read, each in a process of its own."""
     small_bodies: Turns = field(default_factory=lambda: Turns("small bodies", at_once=2, waiting=MOST_AT_ONCE))
     """As `bodies`: as many may wait as there are places for those who send them."""
+    jobs_read: JobsRead = field(default_factory=JobsRead)
     readiness: LatestFinding = field(default_factory=LatestFinding)
     drawings: Turns = field(default_factory=lambda: Turns("timelines and replays", at_once=1, waiting=MOST_WAITING))
 

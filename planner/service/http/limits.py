@@ -1,15 +1,18 @@
-"""Keeps requests from holding up others: places for reads and writes, turns for long answers, threads for probes."""
+"""Keeps requests from holding up others: places for reads and writes, turns for long answers, threads for probes,
+jobs that were read before."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from planner.job.schema import Job
 from planner.service.errors import BusyError
 
 PROBES = ("/livez", "/readyz", "/metrics")
@@ -132,3 +135,26 @@ class SharedCalls:
         # Whoever leaves leaves it to the others.
         result: _Result = await asyncio.shield(running)
         return result
+
+
+_MOST_JOBS = 256
+"""A job takes some ten times the bytes of its body."""
+
+
+class JobsRead:
+    """Jobs that small JSON bodies said, by their bytes: hooks send one spec again and again, and a process that reads
+    it takes 25 ms."""
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[bytes, Job] = OrderedDict()
+
+    def get(self, body: bytes) -> Job | None:
+        key = hashlib.sha256(body).digest()
+        if key in self._jobs:
+            self._jobs.move_to_end(key)
+        return self._jobs.get(key)
+
+    def keep(self, body: bytes, job: Job) -> None:
+        self._jobs[hashlib.sha256(body).digest()] = job
+        if len(self._jobs) > _MOST_JOBS:
+            self._jobs.popitem(last=False)

@@ -295,6 +295,10 @@ async def receive_job_or_program(request: Request, deps: Dependencies) -> Job | 
     content = await receive_content(request, JSON, *YAML_TYPES, *TAR_TYPES)
     if kind in YAML_TYPES:
         return await read_body(deps, read_job, content, kind)
+    is_small = kind == JSON and len(content) <= SMALL and b'"command"' not in content
+    is_kept = is_small and not header and not request.query_params
+    if is_kept and (known := deps.jobs_read.get(content)) is not None:
+        return known
     refusal = _refusal(request, deps)
     # Of folders nobody hears who may not have programs run.
     folders = split_list(deps.settings.program_folders) if refusal is None else None
@@ -302,13 +306,14 @@ async def receive_job_or_program(request: Request, deps: Dependencies) -> Job | 
     about = json.dumps(
         {"kind": kind, "header": header, "folders": folders, "query": bool(request.query_params), "walls": walls}
     )
-    is_small = kind == JSON and len(content) <= SMALL and b'"command"' not in content
     turns = deps.small_bodies if is_small else deps.bodies
     asked = await read_beside(turns, read_job_or_program, content, about, _REMEDY, _LIMITS)
     if asked is None:
         assert refusal is not None
         raise refusal
     if not isinstance(asked, RunRequest):
+        if is_kept:
+            deps.jobs_read.keep(content, asked)
         return asked
     _, token = split_authorization(request.headers.get("authorization", ""))
     tenant = hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest() if token else ""
