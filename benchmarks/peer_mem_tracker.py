@@ -103,7 +103,8 @@ def _of_spec(spec: Job, mesh: DeviceMesh | None) -> Training:
     objective, precision = Objective(train.loss, feed, CPU), Precision(train.precision, CPU)
 
     def loss() -> Tensor:
-        batch = inputs.make(feed, train.micro_batch_size, own_loss=objective.own)
+        tensors = inputs.make(feed, train.micro_batch_size, own_loss=objective.own)
+        batch = inputs.move(tensors, feed, CPU, own_loss=objective.own)
         with precision.autocast():
             return objective(model, batch)
 

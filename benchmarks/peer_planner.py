@@ -15,7 +15,7 @@ def _of_spec(job: PeerJob) -> int:
     from planner.planning.plan import plan_job
 
     timelines = plan_job(load_job(job.spec_path)).timelines
-    return max(getattr(timeline, f"peak_{job.measured.figure}_bytes") for timeline in timelines)
+    return max(max(getattr(timeline, f"{job.measured.figure}_bytes")) for timeline in timelines)
 
 
 def _of_program(job: PeerJob) -> int:
