@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from planner.job.schema import Decoder, DpReplicate, Job, Model, Optimizer, Parallel, Train
+from planner.job.schema import Cluster, Decoder, DpReplicate, Job, Model, Optimizer, Parallel, Train
 
 LAYERS = 32
 
@@ -36,6 +36,7 @@ def job_of(layers: int, replicas: int) -> Job:
             iterations=3,
         ),
         parallel=Parallel(dp_replicate=DpReplicate(degree=replicas)),
+        cluster=Cluster(gpus_per_node=replicas),
     )
 
 
