@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -16,6 +17,9 @@ from planner.errors import TraceError
 from planner.paper.compiled import Compiling, enable
 from planner.paper.recorder import Recorder
 
+_PLANNER = Path(__file__).parents[2]
+_WATCHING = tuple(f"{_PLANNER / folder}/" for folder in ("paper", "roles", "tracing", "upstream"))
+_KERNELS = f"{_PLANNER / 'paper' / 'outside'}/"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _NOT_COMPILED = "{name}, which torch 2.13 has deprecated, is called as before that: outside of what is compiled"
 
@@ -74,15 +78,28 @@ class ProgramCompiling:
                     remedy="switch compilation off in the program, or put TORCHDYNAMO_DISABLE=1 before the command and "
                     "read the report as that of the eager program",
                 )
-            deprecated = _deprecated_collective(code, values)
-            if deprecated:
-                from torch._dynamo.types import ConvertFrameReturn
-
+            if _is_no_job(code):
+                return _skip_frame()
+            if deprecated := _deprecated_collective(code, values):
                 self._skipped.add(deprecated)
-                return ConvertFrameReturn(apply_to_code=False, skip_reason="a frame of torch.distributed")
+                return _skip_frame(apply_to_code=False)
             return real(code, names, values, *rest, **options)
 
         return compile_frame
+
+
+def _skip_frame(**options: Any) -> Any:
+    """What torch's conversion gives of a frame that it leaves as it is (torch 2.13, _dynamo/types.py; None in 2.6)."""
+    from torch._dynamo import types
+
+    made = getattr(types, "ConvertFrameReturn", None)
+    return made and made(**options)
+
+
+def _is_no_job(code: CodeType) -> bool:
+    """Whether planner watches by it, or answers in a GPU's place: of such frames each value that is read within what is
+    compiled, and each step, would bring a dozen graphs."""
+    return code.co_filename.startswith(_WATCHING) and not code.co_filename.startswith(_KERNELS)
 
 
 def _deprecated_collective(code: CodeType, values: dict[str, Any]) -> str:

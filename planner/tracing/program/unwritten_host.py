@@ -76,6 +76,8 @@ def clipping(real: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(real)
     def clip(owner: Any, *arguments: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return real(owner, *arguments, **named)
         if isinstance(owner, nn.Module):
             tensors = list(owner.parameters())
         else:

@@ -265,6 +265,8 @@ class Watcher:
         def wrap(real: Any) -> Any:
             @functools.wraps(real)
             def noted(*arguments: Any, **options: Any) -> Any:
+                if torch.compiler.is_compiling():
+                    return real(*arguments, **options)
                 if self._noted or threading.current_thread() is not threading.main_thread():
                     return real(*arguments, **options)
                 self.notice_step_by_hand()
@@ -368,6 +370,7 @@ class Watcher:
         return run
 
     def _step_starts(self, optimizer: Optimizer, *_arguments: Any) -> None:
+        _leave_graph()
         if self._is_no_training(optimizer):
             return
         self._trains()
@@ -389,6 +392,7 @@ class Watcher:
         return self._noted or next((parameter.is_meta for parameter in parameters_of(optimizer)), False)
 
     def _step_ends(self, optimizer: Optimizer, *_arguments: Any) -> None:
+        _leave_graph()
         if optimizer in self._hosts:
             self._hosts.pop(optimizer).__exit__(None, None, None)
         if self._is_no_training(optimizer):
@@ -421,6 +425,13 @@ def assign_uncalled_modules(recorder: Recorder) -> None:
         for name, tensor in (*nn.Module.named_parameters(root), *nn.Module.named_buffers(root)):
             if tensor.is_cuda and not recorder.is_assigned(tensor):
                 recorder.assign(tensor, Category.PARAMETER, name)
+
+
+def _leave_graph() -> None:
+    """A step that is compiled is seen where torch itself breaks its graph, before and after (torch 2.13,
+    optim/optimizer.py, _use_grad_for_differentiable)."""
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break()
 
 
 def _is_traced() -> bool:

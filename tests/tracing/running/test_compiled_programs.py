@@ -109,3 +109,41 @@ def test_a_collective_breaks_no_graph(run: Run, tmp_path: Path) -> None:
 
     assert found.iterations == 3
     assert [each.text for each in found.assumptions if each.about is About.COMPILING] == []
+
+
+WHOLE_STEP = """
+import torch
+model = torch.nn.Linear(512, 512).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+@torch.compile
+def step():
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+@torch.compile
+def scale(x):
+    return x * x.sum().item()
+
+for _ in range(3):
+    model(scale(torch.randn(4, 512, device="cuda"))).sum().backward()
+    step()
+    optimizer.zero_grad()
+"""
+
+
+def test_graphs_break_where_torch_itself_breaks_them(run: Run, tmp_path: Path) -> None:
+    """Around a step by its own call, and at a value that is read; the step is seen all the same."""
+    program = tmp_path / "program.py"
+    program.write_text(WHOLE_STEP)
+
+    found = run(f"python {program}")
+
+    assert found.iterations == 3
+    states = {each.name for each in found.trace.events if isinstance(each, Role) and "exp_avg" in each.name}
+    assert states == {"weight.exp_avg", "weight.exp_avg_sq", "bias.exp_avg", "bias.exp_avg_sq"}
+    broke = [each.text.partition(" Explanation")[0] for each in found.assumptions if each.about is About.COMPILING]
+    assert broke == [
+        "A graph broke: Unsupported Tensor.item() call with capture_scalar_outputs=False",
+        "A graph broke: Call to `torch._dynamo.graph_break()`",
+    ]
