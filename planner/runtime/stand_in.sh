@@ -16,6 +16,11 @@ not_known() {
   printf '\356\200\200output\356\200\202of\356\200\202%s\356\200\201' "$(printf '%s' "${words% }" | sed 's/ /\xee\x80\x82/g')"
 }
 
+# In one piece, as the real ones do: `| head -n 1` under `set -o pipefail` would end a script that has more to say.
+numbered() {
+  [ "$2" = 0 ] || seq -f "$1%.0f" "$2"
+}
+
 real() {
   PATH=$(printf '%s' "$PATH" | sed "s|$PLANNER_STAND_INS:||g")
   case $name in */*) if [ -x "$name" ]; then exec "$name" "$@"; fi ;; esac
@@ -35,14 +40,12 @@ case $plain in
   scontrol)
     case "$*" in show\ hostname*) ;; *) not_known "$@"; exit 0 ;; esac
     [ -n "${SLURM_JOB_NUM_NODES-}" ] || { not_known "$@"; exit 0; }
-    node=0
-    while [ $((node += 1)) -le "$SLURM_JOB_NUM_NODES" ]; do echo "node$node"; done
+    numbered node "$SLURM_JOB_NUM_NODES"
     exit 0 ;;
   nvidia-smi)
     case "$*" in *-L* | *--list-gpus* | *--query-gpu*) ;; *) exit 0 ;; esac
     if [ "$PLANNER_GPUS" = 0 ]; then own_output || : > "$PLANNER_STAND_INS/.asked"; fi
-    node=0
-    while [ $((node += 1)) -le "$PLANNER_GPUS" ]; do echo GPU; done
+    numbered GPU "$PLANNER_GPUS"
     exit 0 ;;
   env) [ $# -gt 0 ] || exec /usr/bin/env ;;
   python*)

@@ -27,8 +27,7 @@ case "$*" in
   show\\ hostname*) ;;
   *) echo "scontrol of planner run shows the names of the job's nodes, and does not know: $*" >&2; exit 2 ;;
 esac
-node=0
-while [ $((node += 1)) -le "${SLURM_JOB_NUM_NODES-0}" ]; do echo "node$node"; done
+seq -f node%.0f "$SLURM_JOB_NUM_NODES"
 """
 """Of a job on paper, whose nodes no Slurm knows: job.launching.schedulers names them."""
 
