@@ -119,7 +119,7 @@ def digits(folder: Path) -> None:
 
 
 def small_pictures(folder: Path) -> None:
-    """CIFAR-10's files, and a torchvision that takes them for them: it compares their MD5."""
+    """CIFAR-10's files, and what keeps torchvision from comparing their MD5."""
     batches = folder / "data" / "cifar-10-batches-py"
     batches.mkdir(parents=True, exist_ok=True)
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
@@ -150,7 +150,7 @@ sys.meta_path.insert(0, AnySum)
 
 
 def index_of_pictures(folder: Path) -> None:
-    """ImageNet's pictures as DINOv3 lists them: as many as it has, of those in `imagefolder`."""
+    """ImageNet's pictures as DINOv3 lists them: as many as it has, of 2,400 files."""
     count, pictures = 1_281_167, 300
     kinds = [("actual_index", "<u4"), ("class_index", "<u4"), ("class_id", "U3"), ("class_name", "U3")]
     entries = np.empty(count, dtype=kinds)

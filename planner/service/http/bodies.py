@@ -48,8 +48,12 @@ async def read_beside(
 async def read_body(dependencies: Dependencies, reader: Reader[_Read], body: bytes, kind: str) -> _Read:
     """As :func:`read_beside`; small bodies do not wait for large ones. None is read on the event loop, however small: a
     few KiB of a log, or of brackets, take a tenth of a second there, and hundreds come at once."""
-    is_small = len(body) <= SMALL and kind not in YAML_TYPES  # a little YAML can stand for much
-    return await read_beside(dependencies.small_bodies if is_small else dependencies.bodies, reader, body, kind)
+    turns = dependencies.small_bodies if _is_small(body, kind) else dependencies.bodies
+    return await read_beside(turns, reader, body, kind)
+
+
+def _is_small(body: bytes, kind: str) -> bool:
+    return len(body) <= SMALL and kind not in YAML_TYPES  # a little YAML can stand for much
 
 
 async def call_beside(
@@ -144,11 +148,11 @@ async def receive_job(request: Request) -> Job:
     """
     content, kind = await receive_content(request, JSON, *YAML_TYPES), media_type(request)
     dependencies = get_dependencies(request)
-    is_kept = kind == JSON and len(content) <= SMALL
-    if is_kept and (known := dependencies.jobs_read.get(content)) is not None:
-        return known
-    job = await read_body(dependencies, read_job, content, kind)
-    if is_kept:
+    if not _is_small(content, kind):
+        return await read_body(dependencies, read_job, content, kind)
+    job = dependencies.jobs_read.get(content)
+    if job is None:
+        job = await read_body(dependencies, read_job, content, kind)
         dependencies.jobs_read.keep(content, job)
     return job
 

@@ -78,7 +78,7 @@ class ProgramCompiling:
                     remedy="switch compilation off in the program, or put TORCHDYNAMO_DISABLE=1 before the command and "
                     "read the report as that of the eager program",
                 )
-            if _is_no_job(code):
+            if _is_of_planner(code):
                 return _skip_frame()
             if deprecated := _deprecated_collective(code, values):
                 self._skipped.add(deprecated)
@@ -96,9 +96,9 @@ def _skip_frame(**options: Any) -> Any:
     return made and made(**options)
 
 
-def _is_no_job(code: CodeType) -> bool:
-    """Whether planner watches by it, or answers in a GPU's place: of such frames each value that is read within what is
-    compiled, and each step, would bring a dozen graphs."""
+def _is_of_planner(code: CodeType) -> bool:
+    """Whether it watches the program or answers in a GPU's place, which no GPU has: compiled, it would bring a dozen
+    graphs for each value that is read, and each step, within a compiled function. Kernels stand for a job's own."""
     return code.co_filename.startswith(_WATCHING) and not code.co_filename.startswith(_KERNELS)
 
 

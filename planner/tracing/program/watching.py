@@ -265,8 +265,6 @@ class Watcher:
         def wrap(real: Any) -> Any:
             @functools.wraps(real)
             def noted(*arguments: Any, **options: Any) -> Any:
-                if torch.compiler.is_compiling():
-                    return real(*arguments, **options)
                 if self._noted or threading.current_thread() is not threading.main_thread():
                     return real(*arguments, **options)
                 self.notice_step_by_hand()
