@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -127,22 +128,21 @@ class Service:
         return httpx.put(f"{self.url}{path}", json=body, timeout=BACK_SECONDS, headers=self.authorization)
 
     def begin(self, job: Job) -> Future[httpx.Response]:
-        """A request under way, when this returns: a process traces it.
+        """A request that waits for its plan, when this returns: a process traces it.
 
-        The service says so of a second request for the same job, which begins when the first one is sent.
+        Another one has asked for the same job before and did not wait. So the one that is begun joins it, which the
+        metrics say: a request that was only sent is refused where the service is told to end.
         """
-        sent = threading.Event()
-
-        def note(event: str, _: Any) -> None:
-            if event == "http11.send_request_body.complete":
-                sent.set()
-
-        asked = self._pool.submit(self.post, job, extensions={"trace": note})
-        asked.add_done_callback(lambda _: sent.set())
-        assert sent.wait(BACK_SECONDS)
         answer = self.post(job, headers={"Prefer": "respond-async, wait=0"})
         assert answer.status_code == 202, answer.text
+        joined = self._jobs_joined()
+        asked = self._pool.submit(self.post, job)
+        until(lambda: asked.done() or self._jobs_joined() > joined, "the request is not under way")
         return asked
+
+    def _jobs_joined(self) -> float:
+        (line,) = re.findall(r"^planner_jobs_joined_total (.+)$", self.get("/metrics").text, re.MULTILINE)
+        return float(line)
 
     def all_at_once(self, jobs: list[Job]) -> list[httpx.Response]:
         return list(self._pool.map(self.post, jobs))

@@ -33,7 +33,8 @@ OF_HUB = "`hf download` it before, where planner runs: a program has no network;
             OF_HUB,
         ),
         (
-            "import os\nos.makedirs('kept')\nopen('kept/config.json', 'w').write('{\"model_type\": \"gpt2\"}')\n"
+            "import os\nos.chdir(os.path.dirname(__file__))\nos.makedirs('kept')\n"
+            "open('kept/config.json', 'w').write('{\"model_type\": \"gpt2\"}')\n"
             "from transformers import AutoModel\nAutoModel.from_pretrained('kept')",
             "kept/model.safetensors is not here",
             "put it there, or tell it of a local copy, by an option of its own",
